@@ -1,7 +1,7 @@
-"""The book's one figure style: colours by component, sizes, and how a figure is shown in a notebook.
+"""The book's one figure style: colors by component, sizes, and how a figure is shown in a notebook.
 
-The palette is Okabe and Ito's, made to be told apart under the common kinds of colour blindness
-(https://jfly.uni-koeln.de/color/). A component of the ledger has the same colour in every figure.
+The palette is Okabe and Ito's, made to be told apart under the common kinds of color blindness
+(https://jfly.uni-koeln.de/color/). A component of the ledger has the same color in every figure.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#7A7A7A"
 
-COMPONENT_COLOURS: Final = {
+COMPONENT_COLORS: Final = {
     "weights": BLUE,
     "gradients": ORANGE,
     "optimizer state": GREEN,
@@ -24,10 +24,10 @@ COMPONENT_COLOURS: Final = {
     "temporaries": GREY,
     "communication": YELLOW,
 }
-"""Component of the ledger to colour."""
+"""Component of the ledger to color."""
 
 SERIES: Final = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, GREY)
-"""Colours for curves that are no component, in the order of use."""
+"""Colors for curves that are no component, in the order of use."""
 
 
 def use_style() -> None:
@@ -57,9 +57,9 @@ def use_style() -> None:
     )
 
 
-def label(axes: Axes, x: float, y: float, text: str, colour: str, **kwargs: object) -> None:
-    """Write `text` in `colour` at data point (x, y), in place of a legend."""
-    axes.text(x, y, text, color=colour, fontsize=10, **kwargs)  # type: ignore[arg-type]
+def label(axes: Axes, x: float, y: float, text: str, color: str, **kwargs: object) -> None:
+    """Write `text` in `color` at data point (x, y), in place of a legend."""
+    axes.text(x, y, text, color=color, fontsize=10, **kwargs)  # type: ignore[arg-type]
 
 
 def show_figure(figure: Figure) -> None:

@@ -1,0 +1,1 @@
+"""The book: assembled, checked and rendered from chapters and executed notebooks."""

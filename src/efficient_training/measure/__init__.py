@@ -1,0 +1,1 @@
+"""Instruments: memory by phase and component, and what autograd saves."""
