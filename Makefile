@@ -1,0 +1,68 @@
+# make book | make test | make run: each sets up what it needs. `make help` lists the rest.
+PYTHON ?= python3
+EDITION ?=
+NOTEBOOK ?=
+PORT ?= 8765
+
+# The tier of this machine: hopper from compute capability 9.0 on, gpu where there is another NVIDIA GPU, else cpu.
+# `cluster` is asked for: make run TIER=cluster
+CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1)
+TIER ?= $(if $(CAPABILITY),$(shell [ $(CAPABILITY) -ge 9 ] && echo hopper || echo gpu),cpu)
+
+BOOK := .venv/book/bin/efficient-training
+RUN := .venv/$(TIER)/bin/efficient-training
+DEV := .venv/cpu/bin
+
+.PHONY: help book serve run reference status check tiers test system lock format clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+
+.venv/%/.installed: environments/%/requirements.txt environments/install.py pyproject.toml
+	@$(PYTHON) environments/install.py $*
+
+.venv/cpu/.installed-dev: environments/cpu/requirements.txt environments/dev/requirements.txt environments/install.py pyproject.toml
+	@$(PYTHON) environments/install.py cpu --dev
+
+book: .venv/book/.installed  ## render the book and print its path; EDITION=
+	@$(BOOK) render $(if $(EDITION),--edition "$(EDITION)")
+
+serve: book  ## render the book and serve it on this machine; EDITION=, PORT=
+	@$(BOOK) serve --port $(PORT) $(if $(EDITION),--edition "$(EDITION)")
+
+run: .venv/$(TIER)/.installed  ## execute the notebooks on this machine; TIER=, NOTEBOOK=, EDITION=
+	@$(RUN) execute --tier $(TIER) $(foreach n,$(NOTEBOOK),--notebook $(n)) $(if $(EDITION),--edition "$(EDITION)")
+
+reference: .venv/cpu/.installed  ## execute the notebooks in place: the committed reference edition; NOTEBOOK=
+	@.venv/cpu/bin/efficient-training execute --reference $(foreach n,$(NOTEBOOK),--notebook $(n))
+
+status: .venv/book/.installed  ## which notebooks of an edition are fresh, stale or missing; EDITION=
+	@$(BOOK) status $(if $(EDITION),--edition "$(EDITION)")
+
+tiers: .venv/$(TIER)/.installed  ## what this machine has, and which tiers it meets
+	@$(RUN) tiers
+
+check: .venv/cpu/.installed-dev  ## what CI asks of the sources: formatting, types, spelling, the book's own rules
+	$(DEV)/ruff check .
+	$(DEV)/ruff format --check .
+	$(DEV)/mypy
+	$(DEV)/codespell
+	$(DEV)/efficient-training check
+
+test: check  ## every check that CI runs
+	$(DEV)/python -m pytest
+	$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
+
+system:  ## install the optional system packages (Chromium for the page tests), where apt and root are there
+	@sh environments/system.sh
+
+format: .venv/cpu/.installed-dev  ## format the sources, notebooks included
+	$(DEV)/ruff check --fix .
+	$(DEV)/ruff format .
+
+lock: .venv/cpu/.installed-dev  ## compile the requirements again
+	@environments/lock.sh $(DEV)/uv
+
+clean:  ## remove what was rendered and installed; editions in results/ stay
+	rm -rf _book _build .venv .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,97 @@
+"""Make the virtual environment `.venv/<name>` of one tier, or of the book alone. Standard library only; run by make.
+
+    python environments/install.py NAME [--dev]
+
+The pinned packages of `environments/<name>/requirements.txt` are installed, then the package itself (editable), then,
+one by one, the lines of `post.txt`. A line marked `; optional` that cannot be installed is said plainly and left out.
+A stamp is written last, so that an interrupted installation goes on where it stopped.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OPTIONAL_TIMEOUT_S = 200
+
+
+def main() -> int:
+    """Install what is asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description="make a virtual environment under .venv/")
+    parser.add_argument("name", choices=sorted(path.parent.name for path in ROOT.glob("environments/*/requirements.txt")))
+    parser.add_argument("--dev", action="store_true", help="add environments/dev: the tests' own packages")
+    arguments = parser.parse_args()
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        found = ".".join(map(str, sys.version_info[:2]))
+        print(f"Python {found} is not supported: name one from 3.11 to 3.13, as in `make book PYTHON=python3.12`")
+        return 2
+    venv, log = ROOT / ".venv" / arguments.name, ROOT / ".venv" / f"{arguments.name}.log"
+    venv.parent.mkdir(exist_ok=True)
+    started = time.monotonic()
+    with log.open("a", encoding="utf-8") as out:
+        print(f"environment .venv/{arguments.name}: installing (log: .venv/{log.name})", flush=True)
+        try:
+            install(arguments.name, venv, out, dev=arguments.dev)
+        except subprocess.CalledProcessError as error:
+            print(f"environment .venv/{arguments.name}: {step_of(error.cmd)} failed; the last lines of its log:")
+            print("\n".join(log.read_text(encoding="utf-8").splitlines()[-8:]))
+            return 2
+    print(f"environment .venv/{arguments.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
+    return 0
+
+
+def install(name: str, venv: Path, out: object, *, dev: bool) -> None:
+    """Create `venv` where it is missing, and install into it; raises `CalledProcessError`."""
+    python = venv / "bin" / "python"
+    if not python.exists():
+        run([sys.executable, "-m", "venv", "--clear", str(venv)], out)
+    here = ROOT / "environments" / name
+    requirements = ["-r", str(here / "requirements.txt")]
+    if dev:
+        requirements += ["-r", str(ROOT / "environments" / "dev" / "requirements.txt")]
+    # A CPU build of torch comes from PyTorch's own index, where one is named: it is asked first, for torch alone.
+    index = os.environ.get("TORCH_INDEX")
+    if index:
+        torch = next(line.split()[0] for line in (here / "requirements.txt").read_text().splitlines() if line.startswith("torch=="))
+        run([str(python), "-m", "pip", "install", "--index-url", index, torch], out)
+    run([str(python), "-m", "pip", "install", *requirements], out)
+    run([str(python), "-m", "pip", "install", "--no-deps", "-e", str(ROOT)], out)
+    post = here / "post.txt"
+    for line in post.read_text().splitlines() if post.exists() else ():
+        requirement, _, mark = line.partition(" ; ")
+        if requirement and not requirement.startswith("#"):
+            install_last(python, requirement, optional=mark.strip() == "optional", out=out)
+    (venv / (".installed-dev" if dev else ".installed")).touch()
+
+
+def install_last(python: Path, requirement: str, *, optional: bool, out: object) -> None:
+    """Install one line of post.txt; an optional one may fail, or be there already as a program."""
+    program = {"quarto-cli": "quarto"}.get(requirement.split(">=")[0].split("==")[0])
+    if program and shutil.which(program):
+        print(f"  {program} found at {shutil.which(program)}: {requirement} not installed", flush=True)
+        return
+    command = [str(python), "-m", "pip", "install", requirement]
+    try:
+        run(command, out, timeout=OPTIONAL_TIMEOUT_S if optional else None)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        if not optional:
+            raise
+        print(f"  {requirement} could not be installed here; the book will be rendered by the preview", flush=True)
+
+
+def run(command: list[str], out: object, timeout: float | None = None) -> None:
+    """Run `command` with its output in the log."""
+    subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=timeout)  # type: ignore[call-overload]
+
+
+def step_of(command: list[str]) -> str:
+    """The command as a user would write it."""
+    return " ".join(Path(part).name if part.startswith("/") else part for part in command[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
