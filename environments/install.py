@@ -22,7 +22,9 @@ OPTIONAL_TIMEOUT_S = 200
 def main() -> int:
     """Install what is asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description="make a virtual environment under .venv/")
-    parser.add_argument("name", choices=sorted(path.parent.name for path in ROOT.glob("environments/*/requirements.txt")))
+    parser.add_argument(
+        "name", choices=sorted(path.parent.name for path in ROOT.glob("environments/*/requirements.txt"))
+    )
     parser.add_argument("--dev", action="store_true", help="add environments/dev: the tests' own packages")
     arguments = parser.parse_args()
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
@@ -56,7 +58,8 @@ def install(name: str, venv: Path, out: object, *, dev: bool) -> None:
     # A CPU build of torch comes from PyTorch's own index, where one is named: it is asked first, for torch alone.
     index = os.environ.get("TORCH_INDEX")
     if index:
-        torch = next(line.split()[0] for line in (here / "requirements.txt").read_text().splitlines() if line.startswith("torch=="))
+        pins = (here / "requirements.txt").read_text().splitlines()
+        torch = next(line.split()[0] for line in pins if line.startswith("torch=="))
         run([str(python), "-m", "pip", "install", "--index-url", index, torch], out)
     run([str(python), "-m", "pip", "install", *requirements], out)
     run([str(python), "-m", "pip", "install", "--no-deps", "-e", str(ROOT)], out)

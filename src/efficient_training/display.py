@@ -26,15 +26,15 @@ def table(rows: Iterable[Sequence[object]], columns: Sequence[str], *, align: st
 
     Raises `ValueError` where a row's length, or that of `align`, is not the number of columns.
     """
-    rows = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     letters = align or "l" + "r" * (len(columns) - 1)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(cells):
         if len(row) != len(columns):
             raise ValueError(f"row {number} has {len(row)} cells, the table {len(columns)} columns")
     if len(letters) != len(columns) or set(letters) - set("lrc"):
         raise ValueError(f"align must be {len(columns)} letters of l, r, c; got {letters!r}")
     rule = {"l": ":---", "r": "---:", "c": ":---:"}
-    lines = [columns, [rule[letter] for letter in letters], *rows]
+    lines = [list(columns), [rule[letter] for letter in letters], *cells]
     markdown = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     from IPython.display import display
 

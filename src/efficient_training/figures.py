@@ -8,6 +8,7 @@ from typing import Final
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -46,7 +47,7 @@ def use_style() -> None:
             "axes.titlelocation": "left",
             "axes.spines.top": False,
             "axes.spines.right": False,
-            "axes.prop_cycle": mpl.cycler(color=SERIES),
+            "axes.prop_cycle": cycler(color=SERIES),
             "axes.grid": True,
             "axes.axisbelow": True,
             "grid.color": "#DDDDDD",
