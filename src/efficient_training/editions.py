@@ -7,20 +7,15 @@ and provenance by JSON Schema, its outputs by type. Nothing in it is executed.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import jsonschema
 
 from .claims import Claim
 from .display import METADATA_KEY
 from .errors import UserError
+from .project import REFERENCE as REFERENCE
 from .records import Record
-
-REFERENCE = "reference"
-"""The name of the edition whose notebooks stand in `notebooks/`."""
+from .validation import validate
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,11 @@ class Results:
 
 def read_notebook(path: Path) -> NotebookResult:
     """Read and validate the executed notebook at `path`; raises `UserError` with what is wrong and where."""
-    notebook = load_json(path)
+    return read_results(path, load_json(path))
+
+
+def read_results(path: Path, notebook: Mapping[str, Any]) -> NotebookResult:
+    """What `notebook`, executed and standing (or about to) at `path`, says; raises `UserError` as `read_notebook`."""
     results = Results(str(path))
     for data in output_data(notebook):
         results.add(data)
@@ -91,18 +90,3 @@ def output_data(notebook: Mapping[str, Any]) -> Iterator[object]:
         for output in cell.get("outputs", ()):
             if METADATA_KEY in (output.get("metadata") or {}):
                 yield output["metadata"][METADATA_KEY]
-
-
-def validate(data: object, schema: str, where: str) -> None:
-    """Check `data` against `schema/<schema>.schema.json`; raises `UserError` naming the first fault."""
-    fault = jsonschema.exceptions.best_match(validator(schema).iter_errors(data))
-    if fault is not None:
-        place = "/".join(str(part) for part in fault.absolute_path) or "the object"
-        raise UserError(f"{where}: invalid {schema} at {place}: {fault.message[:200]}")
-
-
-@cache
-def validator(schema: str) -> jsonschema.Draft202012Validator:
-    """The validator of one of this package's schemas."""
-    text = files(__package__).joinpath("schema", f"{schema}.schema.json").read_text(encoding="utf-8")
-    return jsonschema.Draft202012Validator(json.loads(text))
