@@ -45,6 +45,9 @@ class Claim:
         verdict = {True: "held", False: "not held", None: f"not judged: {self.reason}"}[self.held]
         return f"claim {self.name} (everywhere): {verdict}"
 
+    def _ipython_display_(self) -> None:
+        """Show nothing where a cell ends in `claim(...)`: its line has been shown, without machine-bound digits."""
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `schema/claim.schema.json`."""
         return {"type": "claim", **asdict(self), "records": list(self.records)}

@@ -93,6 +93,9 @@ class Record:
             return f"{self.name} = {value} {known_unit(self.unit).label} ({self.kind})".replace("  ", " ")
         return f"{self.name} ({self.kind}, {self.unit})"
 
+    def _ipython_display_(self) -> None:
+        """Show nothing where a cell ends in `record(...)`: its line has been shown, without machine-bound digits."""
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `schema/record.schema.json`."""
         return {"type": "record", **asdict(self), "conditions": dict(self.conditions)}
