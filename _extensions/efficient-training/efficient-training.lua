@@ -153,9 +153,15 @@ end
 local function report()
   local where = source_file()
   local lines = pandoc.List(problems):map(function(message) return where .. ": " .. message end)
-  local text = table.concat(lines, "\n")
-  if project().edition == "reference" then error(text, 0) end
-  if quarto then quarto.log.warning(text) else io.stderr:write("[WARNING] " .. text .. "\n") end
+  if project().edition == "reference" then
+    local text = table.concat(lines, "\n")
+    if quarto then error(text, 0) end
+    io.stderr:write(text .. "\n")   -- without the traceback of this file, which is of no use to an author
+    os.exit(83)                     -- pandoc's own code where a filter fails
+  end
+  for _, line in ipairs(lines) do
+    if quarto then quarto.log.warning(line) else io.stderr:write("[WARNING] " .. line .. "\n") end
+  end
 end
 
 local function finish(doc)

@@ -21,7 +21,7 @@ GPU = {
         "gpus": [{"name": "H100", "memory_bytes": 8 * 10**10, "capability": "9.0"}] * 2,
     },
 }
-RECORDS = [
+RECORDS: list[Record | Claim] = [
     Record("memory.reduction", 2.5, "ratio", "derived"),
     Record("memory.peak", 1310720, "B", "measured", conditions={"batch_size": 128, "dtype": "float32"}),
     Record("memory.share", 0.25, "fraction", "derived"),
