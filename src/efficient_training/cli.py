@@ -3,12 +3,14 @@
 Whatever the user can mend is one line on stderr and exit code 2. This module imports neither torch nor papermill.
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from . import project
 from .errors import UserError
@@ -95,12 +97,12 @@ def execute(
 
     chosen = None if reference else choose(load_tiers(root), detect(), tier)
     name = project.REFERENCE if chosen is None else edition or project.default_edition_name(chosen.name)
-    console = Console()
+    console = _console()
     outcome = runner.execute(root, edition=name, tier=chosen, wanted=notebook or (), force=force, console=console)
     where = project.edition_folder(root, name).relative_to(root).as_posix()
     line = f"edition {name} in {where}/: {len(outcome.done)} done, {len(outcome.skipped)} fresh"
     line += f", {len(outcome.failed)} failed ({', '.join(outcome.failed)})" if outcome.failed else ""
-    console.print(f"{line}; log: results/{name}/run.log", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{line}; log: results/{name}/run.log", soft_wrap=True)
     return 1 if outcome.failed else 0
 
 
@@ -117,3 +119,146 @@ def status(
     for name, item in found.items():
         print(f"{name:{width}}  {item.state}{f': {item.reason}' if item.reason else ''}")
     return 1 if strict and any(item.state != "fresh" for item in found.values()) else 0
+
+
+@app.command()
+def tiers() -> None:
+    """Show what this machine has, which tiers it meets, and why not the others."""
+    from .machine import GIB, detect
+    from .tiers import CLUSTER, choose, load_tiers
+
+    found, machine = load_tiers(project.find_root(Path.cwd())), detect()
+    memory = "unknown" if machine.memory_bytes is None else f"{machine.memory_bytes / GIB:.1f} GiB"
+    print(f"system  {machine.system}")
+    print(f"cpu     {machine.cpu}, {machine.cores} cores, {memory} memory")
+    for gpu in machine.gpus:
+        print(f"gpu     {gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, compute capability {gpu.capability}")
+    if not machine.gpus:
+        print("gpu     none")
+    for note in machine.notes:
+        print(f"note    {note}")
+    table = _table("tier", "for", "here", "why not")
+    missing = {name: tier.missing(machine) for name, tier in found.items()}
+    for name, tier in found.items():
+        table.add_row(name, tier.title, "no" if missing[name] else "yes", "; ".join(missing[name]))
+    _console().print(table)
+    try:
+        print(f"`{project.PROJECT} execute` runs at tier {choose(found, machine, None).name} here")
+    except UserError:
+        print(f"`{project.PROJECT} execute` cannot run here: no tier is met")
+    command = f"`{project.PROJECT} execute --tier {CLUSTER}`"
+    if len(machine.gpus) > 1:
+        print(f"several GPUs are here: {command} runs on all of them (launcher: torchrun)")
+    if shutil.which("sbatch"):
+        print(f"SLURM is here: set `launcher: slurm` in environments/{CLUSTER}/tier.yml, then {command}")
+
+
+@app.command()
+def editions() -> None:
+    """List the editions: machine, tier, date, notebooks done, claims held."""
+    from .editions import edition_names, load_edition
+
+    root = project.find_root(Path.cwd())
+    total = len(project.notebooks(root))
+    table = _table("edition", "machine", "tier", "date", "notebooks", "claims held", "not held", "not run")
+    faults = []
+    for name in edition_names(root):
+        try:
+            edition = load_edition(root, name)
+        except UserError as error:
+            faults.append(str(error))
+            table.add_row(name, "not valid, see below")
+            continue
+        runs = [result.provenance for result in edition.notebooks.values() if result.provenance]
+        machines = [", ".join(gpu["name"] for gpu in run["machine"]["gpus"]) or run["machine"]["cpu"] for run in runs]
+        held = [claim.held for claim in edition.claims.values()]
+        table.add_row(
+            name,
+            "; ".join(dict.fromkeys(machines)),
+            ", ".join(dict.fromkeys(run["tier"] for run in runs)),
+            max((run["date"] for run in runs), default=""),
+            f"{len(runs)} of {total}",
+            *(str(held.count(verdict)) for verdict in (True, False, None)),
+        )
+    _console().print(table)
+    for fault in faults:
+        print(fault)
+
+
+Edition = Annotated[str, typer.Option(help="Name of the edition.")]
+Renderer = Annotated[str, typer.Option(help="auto, quarto or preview.")]
+
+
+@app.command()
+def render(edition: Edition = project.REFERENCE, renderer: Renderer = "auto") -> None:
+    """Render an edition of the book; prints the path of its first page."""
+    print(_render(edition, renderer))
+
+
+@app.command()
+def serve(
+    edition: Edition = project.REFERENCE,
+    renderer: Renderer = "auto",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")] = 8000,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
+) -> None:
+    """Render an edition of the book and serve it to this machine's browser."""
+    from .book.serve import serve as serve_folder
+
+    serve_folder(_render(edition, renderer).parent, port, open_browser)
+
+
+def _render(edition: str, renderer: str) -> Path:
+    from .book.render import render as render_book
+
+    if renderer not in ("auto", "quarto", "preview"):
+        raise UserError(f"--renderer {renderer}: no such renderer; known: auto, quarto, preview")
+    root = project.find_root(Path.cwd())
+    project.check_edition_name(edition)
+    return render_book(root, edition, renderer)  # type: ignore[arg-type]
+
+
+@app.command()
+def check(edition: Edition = project.REFERENCE) -> int:
+    """Check the book: bindings, quantities typed by hand, references, embeds, and that the edition is not stale."""
+    from .book.check import check as find
+    from .book.check import counts
+
+    root = project.find_root(Path.cwd())
+    problems = [f"{item.path}:{item.line}: {item.message}" for item in find(root, edition)]
+    problems += _staleness(root, edition)
+    for problem in problems:
+        print(problem)
+    for chapter, count in counts(root).items():
+        print(f"{chapter}: {count}")
+    print(f"{len(problems)} problems" if problems else "no problem found")
+    return 1 if problems else 0
+
+
+def _staleness(root: Path, edition: str) -> list[str]:
+    from .status import status as look
+
+    try:
+        found = look(root, edition)
+    except UserError as error:
+        return [str(error)]
+    folder = project.edition_folder(root, edition).relative_to(root).as_posix()
+    command = "--reference" if edition == project.REFERENCE else f"--edition {edition}"
+    return [
+        f"{folder}/{name}.ipynb: {item.state}, {item.reason}; run `{project.PROJECT} execute {command}`"
+        for name, item in found.items()
+        if item.state != "fresh"
+    ]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _console() -> Console:
+    """For text that is never markup, and for tables, whose lines are not broken where there is no terminal."""
+    width = None if sys.stdout.isatty() else 200
+    return Console(markup=False, emoji=False, highlight=False, width=width)

@@ -17,7 +17,7 @@ from . import kernel, machine, project, provenance
 from . import notebook as nb
 from .claims import Claim
 from .display import METADATA_KEY
-from .editions import NotebookResult, read_results
+from .editions import NotebookResult, read_notebook, read_results
 from .errors import UserError
 from .progress import Report
 from .project import REFERENCE
@@ -93,10 +93,11 @@ class Run:
             return
         mine = self.machine.to_json()
         for path in sorted(target.glob("*.ipynb")):
-            made = nb.read(path).metadata.get(METADATA_KEY) or {}
-            what = [("tier", made.get("tier"), self.tier_name)]
-            there = made.get("machine", {})
-            what += [(key, there.get(key), mine[key]) for key in ("system", "cpu", "gpus")]
+            made = read_notebook(path).provenance
+            if made is None:
+                continue
+            what = [("tier", made["tier"], self.tier_name)]
+            what += [(key, made["machine"][key], mine[key]) for key in ("system", "cpu", "gpus")]
             for key, old, new in what:
                 if old != new:
                     raise UserError(
@@ -190,8 +191,9 @@ class Run:
 
 
 def _executed(job: Job) -> NotebookNode | None:
-    """The notebook that stands at the target. For the reference edition, that is the source itself."""
+    """The valid notebook that stands at the target, which for the reference edition is the source's own file."""
     try:
+        read_notebook(job.target)
         return nb.read(job.target)
     except UserError:
         return None

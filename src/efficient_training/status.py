@@ -4,26 +4,26 @@ from pathlib import Path
 
 from . import notebook as nb
 from . import project
-from .display import METADATA_KEY
-from .errors import UserError
+from .editions import load_edition
 from .project import REFERENCE
 from .provenance import Freshness, freshness
 from .tiers import load_tiers
 
 
 def status(root: Path, edition: str) -> dict[str, Freshness]:
-    """The freshness of each notebook of the book in `edition`; raises `UserError` where there is no such edition."""
-    folder = project.edition_folder(root, edition)
-    if not folder.is_dir():
-        raise UserError(f"--edition {edition}: no such edition; see `efficient-training editions`")
+    """How fresh each notebook of the book is in `edition`; raises `UserError` where that fails validation."""
+    loaded = load_edition(root, edition)
     tiers = load_tiers(root)
     found = {}
     for name, path in project.notebooks(root).items():
         source = nb.read(path)
-        target = folder / path.name
-        executed = source if edition == REFERENCE else nb.read(target) if target.is_file() else None
-        made = executed.metadata.get(METADATA_KEY, {}) if executed else {}
-        tier = tiers.get(made.get("tier", ""))
-        given = tier.parameters_of(name, nb.parameters(source)) if tier and edition != REFERENCE else {}
-        found[name] = freshness(source, executed, given)
+        made = loaded.notebooks.get(name)
+        if made is None or made.provenance is None:
+            found[name] = freshness(source, None, {})
+        elif edition == REFERENCE:
+            found[name] = freshness(source, source, {})
+        else:
+            tier = tiers.get(made.provenance["tier"])
+            given = tier.parameters_of(name, nb.parameters(source)) if tier else made.provenance["parameters"]
+            found[name] = freshness(source, nb.read(made.path), given)
     return found
