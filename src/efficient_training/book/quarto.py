@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, UserErrors
 
 MINIMUM = (1, 7)
 TROUBLE = re.compile(r"(?:\[?(?:WARN(?:ING)?|ERROR)\]?:?\s*)+")
@@ -49,7 +49,7 @@ def render_quarto(quarto: Path, root: Path) -> Path:
         raise UserError(f"quarto render failed in {root}: {what.strip()}")
     fatal = [line for line in messages if any(warning in line for warning in FATAL_WARNINGS)]
     if fatal:
-        raise UserError("\n".join(dict.fromkeys(f"{root}: {TROUBLE.sub('', line, count=1)}" for line in fatal)))
+        raise UserErrors(list(dict.fromkeys(f"{root}: {TROUBLE.sub('', line, count=1)}" for line in fatal)))
     index = root / "_book" / "index.html"
     if not index.exists():
         raise UserError(f"quarto render wrote no {index}; look at project.output-dir in {root / '_quarto.yml'}")

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 def render_preview(root: Path, destination: Path) -> Path:
     """Render the book project at `root` into `destination`; returns its index.html.
 
-    Raises `UserError`, one line for each problem, and then leaves `destination` as it was.
+    Raises `UserErrors`, a line for each problem, and then leaves `destination` as it was.
     """
     project = read_project(root.resolve())
     destination = destination.resolve()

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import yaml
 
 from ...editions import load_json
-from ...errors import UserError
+from ...errors import UserError, UserErrors
 from .project import Page, source_lines
 
 SHORTCODE = re.compile(r"(?P<indent>\s*)\{\{<\s*(?P<name>\S+)\s*(?P<arguments>.*?)\s*>\}\}\s*")
@@ -52,9 +52,9 @@ class Problems:
             self.lines.append(line)
 
     def raise_any(self) -> None:
-        """Raise one `UserError` with a line for each problem, where there is any."""
+        """Raise `UserErrors` where there is any problem."""
         if self.lines:
-            raise UserError("\n".join(self.lines))
+            raise UserErrors(self.lines)
 
 
 def expand_embeds(page: Page, destination: Path, problems: Problems) -> tuple[str, list[dict[str, Any]]]:
