@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import project
-from .errors import UserError
+from .errors import UserError, UserErrors
 
 app = typer.Typer(
     help=f"{(__package__ or '').replace('_', ' ').title()}: run, render and check the book.",
@@ -36,6 +36,8 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         code = app(args=arguments, prog_name=project.PROJECT, standalone_mode=False)
         return code if isinstance(code, int) else 0
+    except UserErrors as errors:
+        return max(map(_complain, errors.problems))
     except UserError as error:
         return _complain(str(error))
     except typer.Exit as error:
@@ -100,6 +102,9 @@ def execute(
     console = _console()
     outcome = runner.execute(root, edition=name, tier=chosen, wanted=notebook or (), force=force, console=console)
     where = project.edition_folder(root, name).relative_to(root).as_posix()
+    if outcome.interrupted:
+        print(f"interrupted in {outcome.interrupted}; the same command goes on from there", file=sys.stderr)
+        return INTERRUPTED
     line = f"edition {name} in {where}/: {len(outcome.done)} done, {len(outcome.skipped)} fresh"
     line += f", {len(outcome.failed)} failed ({', '.join(outcome.failed)})" if outcome.failed else ""
     console.print(f"{line}; log: results/{name}/run.log", soft_wrap=True)

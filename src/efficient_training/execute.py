@@ -17,8 +17,9 @@ from . import kernel, machine, project, provenance
 from . import notebook as nb
 from .claims import Claim
 from .display import METADATA_KEY
-from .editions import NotebookResult, read_notebook, read_results
+from .editions import read_notebook, read_results
 from .errors import UserError
+from .outputs import check_notebook
 from .progress import Report
 from .project import REFERENCE
 from .tiers import Tier
@@ -30,9 +31,11 @@ REFERENCE_TIER = "cpu"
 class Outcome:
     """What became of each notebook of a run, by name."""
 
-    done: dict[str, NotebookResult] = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    interrupted: str | None = None
+    """The notebook that was running at Ctrl-C, which ended the run."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Run:
             return
         mine = self.machine.to_json()
         for path in sorted(target.glob("*.ipynb")):
-            made = read_notebook(path).provenance
+            made = _provenance(path)
             if made is None:
                 continue
             what = [("tier", made["tier"], self.tier_name)]
@@ -118,18 +121,19 @@ class Run:
             self.report.start(job.name, len(job.source.cells), f"{number}/{len(jobs)}")
             self.note(f"{job.name}: started, parameters {dict(job.parameters)}")
             try:
-                outcome.done[job.name] = self.one(job)
+                self.one(job)
+                outcome.done.append(job.name)
             except (kernel.NotebookFailed, UserError) as error:
                 outcome.failed[job.name] = str(error)
                 self.note(f"{job.name}: failed: {error}\n{getattr(error, 'full', '')}")
                 self.report.end(f"{job.name}: failed after {{seconds}}: {_indented(str(error))}", "red")
             except KeyboardInterrupt:
+                outcome.interrupted = job.name
                 self.note(f"{job.name}: interrupted")
-                self.report.end(f"{job.name}: interrupted after {{seconds}}; the same command goes on from here")
-                raise
+                break
         return outcome
 
-    def one(self, job: Job) -> NotebookResult:
+    def one(self, job: Job) -> None:
         """Execute one notebook and put it into the edition; raises `NotebookFailed`, or `UserError` on its records."""
         started = time.monotonic()
         executed = kernel.run(
@@ -151,7 +155,8 @@ class Run:
             seconds=seconds,
             commit=self.commit,
         )
-        result = read_results(job.target, executed)
+        check_notebook(executed, job.name)
+        result = read_results(Path(job.name), executed)
         self._refuse_private(executed, job.name)
         nb.write(executed, job.target)
         held = _verdicts(result.claims)
@@ -160,7 +165,8 @@ class Run:
         for claim in result.claims.values():
             if claim.held is False and claim.scope == "everywhere":
                 self.say(f"  claim {claim.name} must hold everywhere, but does not: {claim.evidence}", "red")
-        return result
+        for label, line in nb.warnings(executed):
+            self.say(f"  cell {label} wrote to stderr: {line}", "yellow")
 
     def note(self, text: str) -> None:
         """Write to the log, with the time."""
@@ -188,6 +194,14 @@ class Run:
                 if found:
                     where = f"{name}, cell {nb.label(cell)}"
                     raise UserError(f"{where}: prints the path {found!r}; keep it out of the output")
+
+
+def _provenance(path: Path) -> Mapping[str, Any] | None:
+    """Of a notebook in the edition; `None` where that is not valid, since it will be executed again."""
+    try:
+        return read_notebook(path).provenance
+    except UserError:
+        return None
 
 
 def _executed(job: Job) -> NotebookNode | None:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,11 @@ from .errors import UserError
 
 INJECTED = "injected-parameters"
 """The tag of the cell in which papermill puts the tier's parameters."""
+
+MIME_TYPES = ("text/plain", "text/markdown", "image/png")
+"""What an output may hold; the rest of its representations is for other front ends."""
+
+COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python"}
@@ -41,8 +47,8 @@ def loads(text: str) -> NotebookNode:
 def clean(notebook: NotebookNode) -> None:
     """Take out, in place, what differs from run to run or names this machine, so that equal runs give equal files.
 
-    Kept: sources, outputs with their metadata, tags, and this package's own metadata. Gone: execution counts and
-    timings, papermill's notes (paths and times), the versions of the kernel and of its language.
+    Kept: sources, tags, this package's own metadata, and of the outputs what a page can show. Gone: execution counts
+    and timings, papermill's notes (paths and times), versions of the kernel, widgets, HTML, and terminal colors.
     """
     own = notebook.metadata.get(METADATA_KEY)
     notebook.metadata = NotebookNode(kernelspec=dict(KERNELSPEC), language_info=dict(LANGUAGE))
@@ -53,9 +59,20 @@ def clean(notebook: NotebookNode) -> None:
         cell.metadata = NotebookNode(tags=tags) if tags else NotebookNode()
         if cell.cell_type == "code":
             cell.execution_count = None
-            for output in cell.outputs:
-                if output.output_type == "execute_result":
-                    output.execution_count = None
+            cell.outputs = [output for output in cell.outputs if _clean_output(output)]
+
+
+def _clean_output(output: NotebookNode) -> bool:
+    """Clean one output in place; False where nothing of it is left."""
+    if output.output_type == "stream":
+        output.text = COLORS.sub("", output.text)
+    if output.output_type not in ("display_data", "execute_result"):
+        return True
+    if output.output_type == "execute_result":
+        output.execution_count = None
+    output.metadata = NotebookNode({key: value for key, value in output.metadata.items() if key == METADATA_KEY})
+    output.data = NotebookNode({kind: data for kind, data in output.data.items() if kind in MIME_TYPES})
+    return bool(output.data)
 
 
 def dumps(notebook: NotebookNode) -> str:
@@ -107,6 +124,14 @@ def output_text(output: NotebookNode) -> str:
     texts = [output.get("text", ""), *output.get("traceback", ())]
     texts += [data for kind, data in output.get("data", {}).items() if kind.startswith("text/")]
     return "\n".join(str(text) for text in texts)
+
+
+def warnings(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
+    """The cells that wrote to stderr: label, and the first line."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                yield label(cell), output.text.strip().partition("\n")[0]
 
 
 def parameters(notebook: NotebookNode) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import nbformat
 
 from .display import METADATA_KEY
 from .errors import UserError
+from .notebook import MIME_TYPES
 
 MAX_TEXT = 200_000
 """Characters of one output's text."""
@@ -30,7 +31,6 @@ MAX_PIXELS = 10_000
 """Width and height of one picture."""
 PANDOC_TIMEOUT_S = 20
 
-MIME_TYPES = {"text/plain", "text/markdown", "image/png"}
 NOTEBOOK_METADATA = {"kernelspec", "language_info", METADATA_KEY}
 CELL_METADATA = {"tags"}
 

@@ -7,6 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 
 class Report:
@@ -36,7 +37,7 @@ class Report:
 
     def line(self, text: str, style: str = "") -> None:
         """Print one line above the live ones; never interprets `text` as markup, never wraps it."""
-        self.console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self.console.print(Text(text, style), soft_wrap=True)
 
     def start(self, name: str, cells: int, position: str) -> None:
         """A notebook of so many cells begins; `position` is like "2/4"."""
