@@ -99,6 +99,9 @@ RESULTS: list[Record | Claim] = [
 ]
 
 
+CAPTION = '#| label: fig-memory-peak\n#| fig-cap: "%s"\n#| fig-alt: "%s"\nplot()'
+
+
 def cells() -> list[dict[str, Any]]:
     return [
         code('#| label: fig-memory-peak\n#| fig-cap: "Peak"\n#| fig-alt: "A bar"\nplot()', [figure()]),
@@ -293,6 +296,11 @@ def test_a_quantity_is_read_whole() -> None:
         (lambda made: made["cells"][2].update(source='#| label: fig-memory-peak\n#| fig-alt: "A"\nx'), "no fig-cap"),
         (lambda made: made["cells"][4].update(source="#| label: tbl-memory-solution\nx"), "no tbl-cap"),
         (lambda made: made["cells"][2].update(outputs=[]), "has no output"),
+        (lambda made: made["cells"][2].update(source=CAPTION % ("Of 14 GB", "A")), "the quantity '14 GB'"),
+        (lambda made: made["cells"][2].update(source=CAPTION % ("[no.name]{.value}", "A")), "no record called"),
+        (lambda made: made["cells"][2].update(source=CAPTION % ("Of @fig-no", "A")), "cross-reference @fig-no"),
+        (lambda made: made["cells"][2].update(source=CAPTION % ("Of [@no2020]", "A")), "no entry no2020"),
+        (lambda made: made["cells"][2].update(source=CAPTION % ("Peak", "From 14 GB")), "types the quantity '14 GB'"),
         (lambda made: made["cells"][4].update(source="#| label: memory-solution\nx"), "two cells are labelled"),
         (
             lambda made: made["cells"][2]["outputs"].append(

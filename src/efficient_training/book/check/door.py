@@ -11,6 +11,7 @@ from ... import project
 from ...editions import REFERENCE
 from ...errors import UserError
 from . import bindings, quantities
+from .captions import placed, read_captions
 from .embeds import check_embeds, labelled_cells
 from .notebooks import check_notebooks
 from .panache import check_with_panache
@@ -70,7 +71,14 @@ def survey(root: Path, edition: str = REFERENCE) -> Survey:
         embeds = check_embeds(chapter)
         embedded[chapter.path] = embeds.labels
         problems += [*typed, *embeds.problems, *check_syntax(chapter)]
-    problems += check_references(chapters, embedded, bibliography_keys(_bibliography(root, config)))
+    captions = {item.page.path: item for item in read_captions(root)}
+    for path, item in captions.items():
+        problems += placed(item, bindings.check_chapter(item.page, results.records, results.claims))
+        problems += placed(item, quantities.check_chapter(item.page, results.claims)[0])
+        embedded[path] = {}
+    pages = [*chapters, *(item.page for item in captions.values())]
+    for problem in check_references(pages, embedded, bibliography_keys(_bibliography(root, config))):
+        problems.append(captions[problem.path].place(problem) if problem.path in captions else problem)
     problems += check_with_panache(root, names)
     return Survey(sorted(set(problems)), counted)
 

@@ -11,6 +11,7 @@ from ...errors import UserError
 from ..preview.cells import ANY_SHORTCODE, EMBED, SHORTCODE, cell_options
 from ..preview.project import source_lines
 from .problems import Problem
+from .quantities import quantities
 from .source import Chapter
 
 NEEDED = {"fig": ("fig-cap", "fig-alt"), "tbl": ("tbl-cap",)}
@@ -74,6 +75,8 @@ def _messages(chapter: Chapter, arguments: str, number: int, found: Embeds) -> I
     cell, options = cells[label]
     if not any(output.get("data") or output.get("text") for output in cell.get("outputs") or ()):
         yield f"the cell {label} of {path} has no output; execute the notebook"
+    for quantity in quantities(str(options.get("fig-alt") or "")):
+        yield f"the fig-alt of {label} types the quantity {quantity!r} by hand; say it without the number"
     for option in NEEDED.get(label.partition("-")[0], ()):
         if not str(options.get(option) or "").strip():
             yield f'the cell {label} of {path} has no {option}; add `#| {option}: "..."` to it'

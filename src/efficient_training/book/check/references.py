@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from .problems import Problem
+from .quantities import quantities
 from .source import Block, Chapter
 from .text import CROSS_REFERENCE, attributes, stringify, walk
 
@@ -116,7 +117,11 @@ def _link(chapter: Chapter, block: Block, node: Any, anchors: Mapping[str, set[s
 def _image(chapter: Chapter, block: Block, node: Any) -> Iterator[Problem]:
     source = unquote(node["c"][2][0])
     line = chapter.line_of(f"]({node['c'][2][0]}", block.offset)
-    if not attributes(node).get("fig-alt", "").strip():
+    alternative = attributes(node).get("fig-alt", "").strip()
+    for quantity in quantities(alternative):
+        message = f"the fig-alt of {source} types the quantity {quantity!r} by hand; say it without the number"
+        yield Problem(chapter.path, line, message)
+    if not alternative:
         yield Problem(chapter.path, line, f'the picture {source} has no alternative text; add {{fig-alt="..."}}')
     if EXTERNAL.match(source) or source.startswith("//"):
         yield Problem(chapter.path, line, f"the picture {source} is not a file of the book; put it under chapters/")

@@ -71,12 +71,16 @@ def read_chapters(root: Path, names: list[str]) -> list[Chapter]:
 
 
 def _read(root: Path, name: str) -> Chapter:
-    text = (root / name).read_text(encoding="utf-8")
+    return parse(root, Path(name), (root / name).read_text(encoding="utf-8"))
+
+
+def parse(root: Path, path: Path, text: str) -> Chapter:
+    """The chapter of this text; `path` is what its problems are told of."""
     command = [executable(), "--from", READER + "-smart-native_divs-native_spans", "--to", "json"]
     done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
-        raise UserError(f"{name}: pandoc cannot read it ({' '.join(done.stderr.split())})")
-    chapter = Chapter(root, Path(name), text)
+        raise UserError(f"{path}: pandoc cannot read it ({' '.join(done.stderr.split())})")
+    chapter = Chapter(root, path, text)
     chapter.blocks = list(_Walk(chapter).blocks(json.loads(done.stdout)["blocks"], False))
     return chapter
 
