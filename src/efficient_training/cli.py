@@ -225,35 +225,16 @@ def _render(edition: str, renderer: str) -> Path:
 
 @app.command()
 def check(edition: Edition = project.REFERENCE) -> int:
-    """Check the book: bindings, quantities typed by hand, references, embeds, and that the edition is not stale."""
-    from .book.check import check as find
-    from .book.check import counts
+    """Check the book: bindings, quantities typed by hand, references, embeds, and that the reference is not stale."""
+    from .book.check import survey
 
-    root = project.find_root(Path.cwd())
-    problems = [f"{item.path}:{item.line}: {item.message}" for item in find(root, edition)]
-    problems += _staleness(root, edition)
-    for problem in problems:
+    found = survey(project.find_root(Path.cwd()), edition)
+    for problem in found.problems:
         print(problem)
-    for chapter, count in counts(root).items():
-        print(f"{chapter}: {count}")
-    print(f"{len(problems)} problems" if problems else "no problem found")
-    return 1 if problems else 0
-
-
-def _staleness(root: Path, edition: str) -> list[str]:
-    from .status import status as look
-
-    try:
-        found = look(root, edition)
-    except UserError as error:
-        return [str(error)]
-    folder = project.edition_folder(root, edition).relative_to(root).as_posix()
-    command = "--reference" if edition == project.REFERENCE else f"--edition {edition}"
-    return [
-        f"{folder}/{name}.ipynb: {item.state}, {item.reason}; run `{project.PROJECT} execute {command}`"
-        for name, item in found.items()
-        if item.state != "fresh"
-    ]
+    for page, counts in found.counts.items():
+        print(f"{page}: {counts}")
+    print(f"{len(found.problems)} problems" if found.problems else "no problem found")
+    return 1 if found.problems else 0
 
 
 def _table(*columns: str) -> Table:

@@ -386,7 +386,10 @@ def test_an_editions_notebooks_are_checked_too(root: Path) -> None:
     folder = root / "results" / "lab-gpu"
     folder.mkdir(parents=True)
     false = Claim("memory.halves", "s", "everywhere", False, ("memory.peak",), "memory.peak = 9 B")
-    write(folder / "01-memory.ipynb", notebook([code("x", [shown(RESULTS[0]), shown(false)])], dict(PROVENANCE)))
+    write(
+        folder / "01-memory.ipynb",
+        notebook([code("x", [shown(RESULTS[0]), shown(false)])], {**PROVENANCE, "edition": "lab-gpu"}),
+    )
     assert check(root) == []
     (problem,) = check(root, "lab-gpu")
     assert problem.path == Path("results/lab-gpu/01-memory.ipynb")

@@ -23,43 +23,39 @@ import yaml
 
 from .. import project
 from ..display import METADATA_KEY
-from ..editions import REFERENCE, load_json, read_notebook
-from ..errors import UserError
-from .outputs import safe_outputs
+from ..editions import REFERENCE, load_edition, load_json
+from ..outputs import joined
+from ..status import status
 
 SOURCES = ("chapters", "assets", "_extensions", "_quarto.yml", "*.qmd")
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*_files", "*.html")
+BREAK = "\u200b"
 BORROWED = "(from the reference edition)"
 
 
 def assemble(root: Path, edition: str) -> Path:
     """Make `_build/<edition>/` anew and return it; for the reference edition, `root` itself, which needs no assembly.
 
-    Raises `UserError` where there is no such edition, one of its notebooks does not pass validation, or it has a
-    notebook that the book does not.
+    Raises `UserError` where there is no such edition, or one of its notebooks does not pass validation.
     """
     if edition == REFERENCE:
         return root
-    folder = project.edition_folder(root, edition)
-    theirs = {path.stem: path for path in sorted(folder.glob("*.ipynb"))}
-    if not theirs:
-        raise UserError(f"{folder}: no such edition; `efficient-training editions` lists those that there are")
+    theirs = {name: result.path for name, result in load_edition(root, edition).notebooks.items()}
+    stale = [name for name, found in status(root, edition).items() if found.state == "stale"]
     ours = project.notebooks(root)
-    for name, path in theirs.items():
-        if name not in ours:
-            raise UserError(f"{path}: the book has no notebook of this name; remove it from the edition")
-        read_notebook(path)
     build = root / "_build"
     build.mkdir(exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{edition}-", dir=build))
     try:
-        _fill(root, aside / "book", edition, ours, theirs)
+        _fill(root, aside / "book", ours, theirs)
+        info = {"edition": edition, "borrowed": [name for name in ours if name not in theirs], "stale": stale}
+        (aside / "book" / "edition.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
         return _put(aside / "book", build / edition, aside / "last")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _fill(root: Path, fresh: Path, edition: str, ours: Mapping[str, Path], theirs: Mapping[str, Path]) -> None:
+def _fill(root: Path, fresh: Path, ours: Mapping[str, Path], theirs: Mapping[str, Path]) -> None:
     fresh.mkdir()
     for source in _sources(root):
         if source.is_dir():
@@ -73,12 +69,6 @@ def _fill(root: Path, fresh: Path, edition: str, ours: Mapping[str, Path], their
         shutil.copyfile(path, fresh / "reference" / path.name)
         made = merge(reference, load_json(theirs[name])) if name in theirs else borrow(reference)
         (fresh / "notebooks" / path.name).write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
-    info = {
-        "edition": edition,
-        "borrowed": [name for name in ours if name not in theirs],
-        "stale": sorted(name for name, path in theirs.items() if is_stale(ours[name], path)),
-    }
-    (fresh / "edition.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
 
 
 def _sources(root: Path) -> Iterator[Path]:
@@ -100,7 +90,7 @@ def _put(fresh: Path, place: Path, last: Path) -> Path:
 
 
 def merge(reference: Mapping[str, Any], executed: Mapping[str, Any]) -> dict[str, Any]:
-    """The reference's cells with the outputs that the cells of the same id have in the edition, made safe.
+    """The reference's cells with the outputs that the cells of the same id have in the edition.
 
     A cell that the edition did not run (it was added later) keeps the reference's picture or table, marked as borrowed
     in its caption and without records, which the filter then borrows itself.
@@ -111,9 +101,9 @@ def merge(reference: Mapping[str, Any], executed: Mapping[str, Any]) -> dict[str
         if cell["cell_type"] != "code":
             continue
         if cell.get("id") in outputs:
-            cell["outputs"] = safe_outputs(outputs[cell["id"]])
+            cell["outputs"] = [taken(output) for output in outputs[cell["id"]] if output.get("name") != "stderr"]
         else:
-            cell["source"] = mark_caption(_source(cell))
+            cell["source"] = mark_caption(joined(cell["source"]))
             for output in cell["outputs"]:
                 output.get("metadata", {}).pop(METADATA_KEY, None)
     made["metadata"] = {**made["metadata"]}
@@ -123,18 +113,30 @@ def merge(reference: Mapping[str, Any], executed: Mapping[str, Any]) -> dict[str
     return made
 
 
+def taken(output: Mapping[str, Any]) -> dict[str, Any]:
+    """A validated output, its plain text unable to end the code block around it or to call a shortcode."""
+    made = copy.deepcopy(dict(output))
+    if "text" in made:
+        made["text"] = inert(joined(made["text"]))
+    if "text/plain" in made.get("data", ()):
+        made["data"]["text/plain"] = inert(joined(made["data"]["text/plain"]))
+    return made
+
+
+def inert(text: str) -> str:
+    """`text` with an invisible break in whatever Quarto or Markdown would read as more than text."""
+    for mark in ("```", "~~~", "{{<"):
+        text = text.replace(mark, BREAK.join(mark))
+    return text
+
+
 def borrow(reference: Mapping[str, Any]) -> dict[str, Any]:
     """The reference's notebook with a word in each caption that says so."""
     made = copy.deepcopy(dict(reference))
     for cell in made["cells"]:
         if cell["cell_type"] == "code":
-            cell["source"] = mark_caption(_source(cell))
+            cell["source"] = mark_caption(joined(cell["source"]))
     return made
-
-
-def _source(cell: Mapping[str, Any]) -> str:
-    source = cell["source"]
-    return "".join(source) if isinstance(source, list) else str(source)
 
 
 CAPTION = re.compile(r"^#\| (?P<key>fig-cap|tbl-cap):(?P<value>.*(?:\n#\|  .*)*)$", re.MULTILINE)
@@ -148,12 +150,3 @@ def mark_caption(source: str) -> str:
         return f"#| {match['key']}: {json.dumps(f'{caption} {BORROWED}', ensure_ascii=False)}"
 
     return CAPTION.sub(marked, source)
-
-
-def is_stale(source: Path, executed: Path) -> bool:
-    """Whether an edition's notebook was made by an older version of the code cells or of what they import."""
-    from .. import notebook, provenance
-
-    made = notebook.read(executed)
-    parameters = made.metadata.get(METADATA_KEY, {}).get("parameters", {})
-    return provenance.freshness(notebook.read(source), made, parameters).state == "stale"

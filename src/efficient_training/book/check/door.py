@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from ... import project
-from ...editions import REFERENCE
+from ...editions import REFERENCE, load_edition
 from ...errors import UserError
 from . import bindings, quantities
 from .captions import placed, read_captions
@@ -43,7 +43,7 @@ def counts(root: Path) -> dict[str, Counts]:
 
 
 def survey(root: Path, edition: str = REFERENCE) -> Survey:
-    """Check the book; raises `UserError` where there is no book, or no such edition.
+    """Check the book; raises `UserError` where there is no book, no such edition, or one that fails validation.
 
     Names are looked up in the reference edition, and in the other one too where one is asked for.
     """
@@ -54,10 +54,8 @@ def survey(root: Path, edition: str = REFERENCE) -> Survey:
     results = check_notebooks(root, root / "notebooks", REFERENCE)
     problems += results.problems
     if edition != REFERENCE:
-        folder = project.edition_folder(root, edition)
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such edition; `efficient-training editions` lists those that there are")
-        other = check_notebooks(root, folder, edition)
+        load_edition(root, edition)
+        other = check_notebooks(root, project.edition_folder(root, edition), edition)
         problems += other.problems
         results.records.update(other.records)
         results.claims.update(other.claims)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...claims import Claim
-from ...editions import REFERENCE, read_results
+from ...editions import REFERENCE, load_json, read_results
 from ...errors import UserError
 from ...records import Record
 from .problems import Problem
@@ -37,13 +37,13 @@ def check_notebooks(root: Path, folder: Path, edition: str) -> Results:
     for path in sorted(folder.glob("*.ipynb")):
         name = path.relative_to(root)
         try:
-            text = path.read_text(encoding="utf-8")
-            notebook = json.loads(text)
+            notebook = load_json(path)
             result = read_results(name, notebook)
-        except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
-            message = str(error).removeprefix(f"{name}: ") + "; execute the notebook again"
+        except UserError as error:
+            message = str(error).removeprefix(f"{path}: ").removeprefix(f"{name}: ") + "; execute the notebook again"
             found.problems.append(Problem(name, 1, message))
             continue
+        text = path.read_text(encoding="utf-8")
         found.problems += [Problem(name, line, message) for line, message in _hygiene(notebook, text, edition)]
         for figure in [*result.records, *result.claims]:
             if figure in owner:
