@@ -101,13 +101,13 @@ def _index(pages: Iterable[Page], found: Iterable[Mapping[str, Any]], problems: 
     for page, here in zip(pages, found, strict=True):
         anchors[page.name] = dict.fromkeys(here.get("labels") or {}, True)
         for label in here.get("twice") or ():
-            problems.add(pandoc.locate(page, f"@{label}"), f"the label {label} stands twice on this page")
+            problems.add(pandoc.locate(page, f"label #{label}"), f"the label {label} stands twice on this page")
         for label, entry in dict(here.get("labels") or {}).items():
             if not label.startswith(KINDS):
                 continue
             if label in labels:
                 problems.add(
-                    pandoc.locate(page, f"@{label}"), f"the label {label} is used in {labels[label]['page']} too"
+                    pandoc.locate(page, f"label #{label}"), f"the label {label} is used in {labels[label]['page']} too"
                 )
             labels[label] = {**entry, "page": page.href}
     return {"labels": labels, "anchors": anchors}

@@ -23,6 +23,7 @@ from .project import Page, source_lines
 
 SHORTCODE = re.compile(r"(?P<indent>\s*)\{\{<\s*(?P<name>\S+)\s*(?P<arguments>.*?)\s*>\}\}\s*")
 ANY_SHORTCODE = re.compile(r"(?<!\{)\{\{<.*?>\}\}(?!\})")
+EXECUTED = re.compile(r"\s*(`{3,}|~{3,})\s*\{\w+[^}]*\}")
 EMBED = re.compile(r"(?P<path>[^\s#]+)#(?P<label>[A-Za-z0-9_-]+)(?P<echo>\s+echo=[\"']?true[\"']?)?")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -52,9 +53,15 @@ class Problems:
             self.lines.append(line)
 
     def raise_any(self) -> None:
-        """Raise `UserErrors` where there is any problem."""
+        """Raise `UserErrors`, in the order of files and lines, where there is any problem."""
         if self.lines:
-            raise UserErrors(self.lines)
+            raise UserErrors(sorted(self.lines, key=_place))
+
+
+def _place(problem: str) -> tuple[str, int]:
+    """The file and the line at the beginning of a problem."""
+    match = re.match(r"(?P<file>.*?)(?::(?P<line>\d+))?: ", problem)
+    return (match["file"], int(match["line"] or 0)) if match else (problem, 0)
 
 
 def expand_embeds(page: Page, destination: Path, problems: Problems) -> tuple[str, list[dict[str, Any]]]:
@@ -74,6 +81,8 @@ def expand_embeds(page: Page, destination: Path, problems: Problems) -> tuple[st
             cells.append(_embed(page, match["arguments"], destination, where, problems))
         elif match and match["name"] == "embed":
             problems.add(where, "an embed must stand alone in its paragraph; put a blank line before and after it")
+        elif EXECUTED.match(line):
+            problems.add(where, f"executed code ({line.strip()}) is outside the book's subset; put it into a notebook")
         elif found := ANY_SHORTCODE.search(re.sub(r"`[^`]*`", "", line)):
             problems.add(where, f"the shortcode {found[0]} is outside the book's subset; only embed is in it")
     return "\n".join(lines) + "\n", cells

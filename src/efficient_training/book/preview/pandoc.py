@@ -16,8 +16,9 @@ from .cells import Problems
 from .project import Page, Project, source_lines
 
 HERE = Path(__file__).parent
-READER = "markdown-yaml_metadata_block"
+READER = "markdown-native_divs-native_spans-yaml_metadata_block"
 LABEL = re.compile(r"@([A-Za-z0-9_:.#$%&+?<>~/-]+)")
+CONTENTS_ID = re.compile(r'(<a href="#[^"]*") id="toc-[^"]*"')
 MESSAGE = re.compile(r"\[(?:WARNING|ERROR)\]\s*")
 
 
@@ -77,7 +78,8 @@ def write(work: Work, document: str, variables: Mapping[str, object], problems: 
     )
     bibliography = [f"--bibliography={path}" for path in project.bibliography]
     arguments = ["--defaults", str(defaults), *lua([HERE / "resolve.lua"]), "--citeproc", *bibliography]
-    return run(work, arguments, document, problems)
+    # The table of contents stands twice on the page, for wide and for narrow windows; ids must not.
+    return CONTENTS_ID.sub(r"\1", run(work, arguments, document, problems))
 
 
 def to_html(markdown: str) -> str:
@@ -136,7 +138,7 @@ def _complaint(line: str, page: Page, problems: Problems) -> None:
 def locate(page: Page, what: str) -> str:
     """`path:line` of the first place in the page that the message names (a label, a record), else the path."""
     text = page.source.read_text(encoding="utf-8")
-    words = LABEL.findall(what) or re.findall(r"\bcalled (\S+)", what) or re.findall(r"\b(?:picture|link) (\S+)", what)
+    words = LABEL.findall(what) or re.findall(r"\b(?:called|picture|link|label) (\S+)", what)
     for word in words:
         for number, line in source_lines(text):
             if re.search(rf"{re.escape(word)}(?![\w-])", line):

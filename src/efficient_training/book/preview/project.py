@@ -80,16 +80,15 @@ def read_project(root: Path) -> Project:
 
 
 def source_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a page, from 1, that stand outside fenced code."""
+    """The lines of a page, numbered from 1, but for the contents of fenced code."""
     fence = ""
     for number, line in enumerate(text.splitlines(), start=1):
         match = FENCE.match(line)
         if fence:
             if match and match[1].startswith(fence) and not line.strip(" `~"):
                 fence = ""
-        elif match:
-            fence = match[1]
         else:
+            fence = match[1] if match else ""
             yield number, line
 
 

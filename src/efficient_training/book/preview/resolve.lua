@@ -37,7 +37,7 @@ local function cite(element)
     return nil
   end
   if #references < #element.citations then
-    problem("[" .. references[1].id .. " ...]: cite a source and a figure in brackets of their own")
+    problem("@" .. references[1].id .. " stands in brackets with a citation; give each brackets of its own")
     return nil
   end
   local result = pandoc.Inlines({})
@@ -52,7 +52,7 @@ end
 local function link(element)
   if element.target:match("^%a[%w+.-]*:") then return nil end
   local path, anchor = element.target:match("^([^#]*)#?(.*)$")
-  local name = page.name
+  local name, target = page.name, element.target
   if path ~= "" then
     if not path:match("%.qmd$") then return nil end
     local folder = page.name:match("^(.*/)[^/]*$") or ""
@@ -61,12 +61,13 @@ local function link(element)
       problem("the link " .. element.target .. " leads to no page of the book")
       return nil
     end
-    element.target = path:sub(1, 1) == "/" and page.to_root .. path:sub(2) or path
-    element.target = element.target:gsub("%.qmd$", ".html") .. (anchor ~= "" and "#" .. anchor or "")
+    target = path:sub(1, 1) == "/" and page.to_root .. path:sub(2) or path
+    target = target:gsub("%.qmd$", ".html") .. (anchor ~= "" and "#" .. anchor or "")
   end
   if anchor ~= "" and not book.anchors[name][anchor] then
     problem("the link " .. element.target .. " leads to no label")
   end
+  element.target = target
   return element
 end
 

@@ -100,7 +100,8 @@
   dialog.addEventListener("keydown", (event) => {
     const links = [...list.querySelectorAll("a")];
     const place = links.indexOf(document.activeElement);
-    if (event.key === "ArrowDown") (links[place + 1] ?? links[0])?.focus();
+    if (event.key === "Escape") dialog.close(); // at once: a search box would first be emptied
+    else if (event.key === "ArrowDown") (links[place + 1] ?? links[0])?.focus();
     else if (event.key === "ArrowUp") (place > 0 ? links[place - 1] : input).focus();
     else if (event.key === "Enter" && document.activeElement === input && links.length) links[0].click();
     else return;
