@@ -50,7 +50,7 @@ class Project:
         return path
 
     def edition(
-        self, edition: str, name: str, outputs: Mapping[str, Sequence[Mapping[str, Any]]], **fields: Any
+        self, edition: str, name: str, outputs: Mapping[str, Sequence[Mapping[str, Any]]], /, **fields: Any
     ) -> Path:
         """Write an executed copy of a notebook, as the runner would: outputs by cell id, and provenance."""
         made = nb.read(self.root / "notebooks" / f"{name}.ipynb")

@@ -39,7 +39,10 @@ def read(path: Path) -> NotebookNode:
 
 def loads(text: str) -> NotebookNode:
     """The notebook of a file's text; raises `ValueError` or `nbformat.ValidationError` where it is none."""
-    notebook: NotebookNode = nbformat.reads(text, as_version=4)
+    try:
+        notebook: NotebookNode = nbformat.reads(text, as_version=4)
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError("not a notebook's JSON") from None
     nbformat.validate(notebook)
     return notebook
 

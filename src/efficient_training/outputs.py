@@ -29,7 +29,8 @@ MAX_PNG = 8_000_000
 """Bytes of one picture."""
 MAX_PIXELS = 10_000
 """Width and height of one picture."""
-PANDOC_TIMEOUT_S = 20
+PANDOC_TIMEOUT_S = 10
+"""What it needs is a hundredth of a second; some nestings take it for ever."""
 
 NOTEBOOK_METADATA = {"kernelspec", "language_info", METADATA_KEY}
 CELL_METADATA = {"tags"}
@@ -41,6 +42,8 @@ DETAILS = {"AlignLeft", "AlignRight", "AlignCenter", "AlignDefault", "ColWidth",
 NUMBERING = {"Decimal", "DefaultStyle", "DefaultDelim", "Period"}
 HARMLESS = BLOCKS | INLINES | SPECIAL | DETAILS | NUMBERING
 """The nodes of pandoc's tree that may stand in an edition's Markdown."""
+
+NAMES = {"Image": "image", "Figure": "image", "Div": "fenced div", "Span": "span", "Cite": "citation (@)"}
 
 ATTRIBUTES = {"Header": 1, "CodeBlock": 0, "Code": 0, "Link": 0, "Table": 0}
 """Where in a node's content its attributes stand."""
@@ -54,18 +57,16 @@ def check_notebook(notebook: Mapping[str, Any], where: str) -> None:
     Sources are not looked at: a page shows the book's own, with the edition's outputs beside them.
     """
     _check_characters(notebook, where)
+    ids = [cell.get("id") for cell in notebook["cells"]]
+    if not all(isinstance(name, str) for name in ids) or len(set(ids)) < len(ids):
+        raise UserError(f"{where}: a cell has no id, or that of another; each needs its own")
     try:
         nbformat.validate(nbformat.from_dict(notebook))
     except nbformat.ValidationError as error:
         raise UserError(f"{where}: not a valid notebook: {str(error).strip().splitlines()[0][:200]}") from None
     _only("metadata", notebook["metadata"], NOTEBOOK_METADATA, where)
-    ids: set[str] = set()
-    for number, cell in enumerate(notebook["cells"], 1):
-        name = cell.get("id")
-        place = f"{where}, cell {name or number}"
-        if name is None or name in ids:
-            raise UserError(f"{place}: cell ids must be there, and unique")
-        ids.add(name)
+    for cell in notebook["cells"]:
+        place = f"{where}, cell {cell['id']}"
         if cell["cell_type"] not in ("code", "markdown") or cell.get("attachments"):
             raise UserError(f"{place}: only code and Markdown cells without attachments are accepted")
         _only("cell metadata", cell["metadata"], CELL_METADATA, place)
@@ -155,7 +156,7 @@ def _node_fault(node: Mapping[str, Any]) -> str | None:
     if kind in ("RawBlock", "RawInline"):
         return f"raw {content[0]}" if content else "raw block"
     if kind not in HARMLESS:
-        return {"Image": "image", "Div": "fenced div", "Span": "span", "Cite": "citation (@)"}.get(str(kind), str(kind))
+        return NAMES.get(str(kind), str(kind))
     if kind in ATTRIBUTES:
         assert content is not None
         name, classes, pairs = content[ATTRIBUTES[kind]]
