@@ -186,13 +186,14 @@ def test_kill_9_leaves_no_kernel_and_no_half_edition_and_the_next_run_resumes(pr
     assert not list(done.parent.glob(".*.tmp"))
 
 
-def test_ctrl_c_ends_the_run_in_one_line_and_takes_the_kernel_with_it(project: Any) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_run_in_one_line_and_takes_the_kernel_with_it(project: Any, sent: signal.Signals) -> None:
     project.notebook("01-memory", [WAIT])
     project.notebook("02-precision", [RECORD])
     run = project.start("execute", "--reference", FLAGS=str(project.root))
     wait_for(lambda: (project.root / "kernel").exists() and (project.root / "kernel").read_text())
     kernel = int((project.root / "kernel").read_text())
-    run.send_signal(signal.SIGINT)
+    run.send_signal(sent)
     out, err = run.communicate(timeout=30)
     assert run.returncode == 130
     assert err == "interrupted in 01-memory; the same command goes on from there\n"

@@ -97,3 +97,15 @@ def test_parameters_are_the_names_that_the_tagged_cell_assigns() -> None:
     assert nb.parameters(made) == expected
     made.cells[1].metadata.tags = []
     assert nb.parameters(made) == {}
+
+
+def test_the_cleaner_cleans_in_place_and_says_so(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "01-x.ipynb"
+    nb.write(executed(), path)
+    assert nb.main([str(path)]) == 1
+    assert capsys.readouterr().out == f"{path}: cleaned\n"
+    assert "papermill" not in path.read_text()
+    assert nb.main([str(path)]) == 0
+    path.write_text("{")
+    assert nb.main([str(path)]) == 2
+    assert "not a valid notebook" in capsys.readouterr().err

@@ -1,9 +1,11 @@
 """The command line: `efficient-training execute | render | serve | status | check | tiers | editions`.
 
-Whatever the user can mend is one line on stderr and exit code 2. This module imports neither torch nor papermill.
+Whatever the user can mend is one line on stderr (from `render`, one for each fault) and exit code 2. This module
+imports neither torch nor papermill.
 """
 
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code of a command: 0, 1 where something did not pass, 2 on bad input, 130 on Ctrl-C."""
+    # jsonschema would import it, which takes over a second, for a check of IRIs that nothing here asks for.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     try:
         code = app(args=arguments, prog_name=project.PROJECT, standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -55,7 +59,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _complain(message: str) -> int:
-    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr)
     return 2
 
 
@@ -90,6 +94,8 @@ def execute(
     try:
         from . import execute as runner
     except ModuleNotFoundError as error:
+        if str(error.name).startswith(str(__package__)):
+            raise
         raise UserError(
             f"this environment has no {error.name}, which execution needs; "
             "use `make run`, or `pip install 'efficient-training[run]'`"
@@ -97,6 +103,8 @@ def execute(
     from .machine import detect
     from .tiers import choose, load_tiers
 
+    # A scheduler's end of the job is to leave as orderly as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = None if reference else choose(load_tiers(root), detect(), tier)
     name = project.REFERENCE if chosen is None else edition or project.default_edition_name(chosen.name)
     console = _console()
