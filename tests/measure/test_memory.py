@@ -1,5 +1,6 @@
 """The memory tracker, in cases small enough to count by hand. fp32 tensors of 8 x 16 hold 512 bytes."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -262,3 +263,15 @@ def test_tracking_changes_no_result(make: Callable[[], nn.Module]) -> None:
     model.zero_grad()
     step(model, torch.optim.SGD(model.parameters(), lr=0.0), x)
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True) if p.grad is not None)
+
+
+def test_a_tracker_serves_one_block_and_lets_go_of_the_model() -> None:
+    model = Layers(1)
+    weight = weakref.ref(next(model.parameters()).untyped_storage())
+    tracker = MemoryTracker(model)
+    with tracker:
+        pass
+    del model
+    assert weight() is None
+    with pytest.raises(RuntimeError, match="make another"):
+        tracker.__enter__()

@@ -98,7 +98,8 @@ class MemoryTracker(TorchDispatchMode):
     - `temporaries`: the rest, the gradients of activations among them.
 
     Use the phases `backward` and `optimizer step` for what they say; other names are free, and a phase may be entered
-    many times. Tensors made before the tracker and not named to it are not counted, nor are views of them.
+    many times. Tensors made before the tracker and not named to it are not counted, nor are views of them. A tracker
+    serves one block, and does not keep the model alive after it.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class MemoryTracker(TorchDispatchMode):
         self._log = _Log()
         self._recent: list[_Storage] = []
         self._handles: list[Any] = []
+        self._used = False
 
     @property
     def live(self) -> int:
@@ -168,6 +170,9 @@ class MemoryTracker(TorchDispatchMode):
             self._phase = OUTSIDE
 
     def __enter__(self) -> "MemoryTracker":
+        if self._used:
+            raise RuntimeError("a MemoryTracker tracks one block; make another for the next")
+        self._used = True
         self._name_known()
         for parameter in self._parameters():
             if parameter.requires_grad:
@@ -182,6 +187,8 @@ class MemoryTracker(TorchDispatchMode):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        # What was measured is kept, not what it was measured on.
+        self._model, self._optimizer, self._named = None, None, {}
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
