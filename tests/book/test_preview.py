@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import struct
 import time
 import zlib
@@ -332,14 +333,17 @@ def test_a_value_without_a_record_is_named_with_its_line(sample: Path, edit: Edi
     assert found == "chapters/two.qmd:7: no record called no.such in the executed notebooks"
 
 
-def test_an_unexecuted_cell_and_a_failed_one_are_refused(sample: Path) -> None:
+def test_a_cell_with_nothing_to_show_and_a_failed_one_are_refused(sample: Path, edit: Edit) -> None:
     def empty(cell: dict[str, Any]) -> None:
         cell.update(outputs=[], execution_count=None)
 
     def failed(cell: dict[str, Any]) -> None:
         cell["outputs"] = [{"output_type": "error", "ename": "ValueError", "evalue": "", "traceback": []}]
 
-    change_cell(sample, "one-exercise", empty)
+    change_cell(sample, "one-exercise", empty)  # embedded with its code, which may be all that there is to show
+    render_preview(sample, sample / "_book")
+    shutil.rmtree(sample / "_book")
+    edit("chapters/one.qmd", "#one-exercise echo=true", "#one-exercise")
     change_cell(sample, "fig-one-curve", failed)
     found = problems(sample)
     assert any("the cell one-exercise has no output" in line for line in found)
@@ -405,9 +409,11 @@ def test_titles_sidebar_neighbors_and_footer(rendered: Path, chapter: BeautifulS
     footer = one(chapter, "footer")
     assert one(footer, "a")["href"] == "https://creativecommons.org/licenses/by/4.0/"
     assert text(one(footer, ".edition-line")) == (
-        "Reference edition: Example CPU with 2 cores, 24 GiB of memory, Linux 6; python 3.11, torch 2.13.0; 2026-11-29."
+        "Reference edition: Example CPU with 2 cores and 24 GiB of memory, Linux 6; 2026-11-29."
     )
-    assert "Example CPU" in text(one(page(rendered, "index.html"), ".edition-summary"))
+    summary = text(one(page(rendered, "index.html"), ".edition-summary"))
+    assert summary.startswith(text(one(footer, ".edition-line")) + " Versions: python 3.11, torch 2.13.0.")
+    assert text(one(page(rendered, "index.html"), "h1 + .subtitle")) == "Every part of the syntax"
 
 
 def test_links_to_the_repository_appear_only_when_it_is_known(sample: Path, edit: Edit, chapter: BeautifulSoup) -> None:

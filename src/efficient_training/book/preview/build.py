@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from . import pandoc
 from .cells import Problems, expand_embeds, forget_notebooks
-from .pages import edition_line, variables
+from .pages import variables
 from .project import Page, Project, read_project
 from .search import search_index
 
@@ -42,12 +42,11 @@ def render_preview(root: Path, destination: Path) -> Path:
 def _render(project: Project, fresh: Path, folder: Path) -> None:
     problems = Problems()
     forget_notebooks()
-    edition = edition_line(project.root)
     works = [pandoc.Work(project, page, folder) for page in project.pages]
 
     def first(work: pandoc.Work) -> tuple[str, Mapping[str, Any]]:
         text, cells = expand_embeds(work.page, fresh, problems)
-        work.put("page", _page_data(project, work.page, cells, edition))
+        work.put("page", _page_data(project, work.page, cells))
         return pandoc.parse(work, text, problems)
 
     parsed = _parallel(first, works)
@@ -58,7 +57,7 @@ def _render(project: Project, fresh: Path, folder: Path) -> None:
     footer = pandoc.to_html("\n\n".join(project.footer.get(key, "") for key in ("left", "center", "right")))
 
     def second(number: int) -> str:
-        shell = variables(project, number, found, edition, footer)
+        shell = variables(project, number, found, footer)
         return pandoc.write(works[number], parsed[number][0], shell, problems)
 
     pages = _parallel(second, range(len(works)))
@@ -80,7 +79,7 @@ def _render(project: Project, fresh: Path, folder: Path) -> None:
     problems.print_warnings(sys.stderr)
 
 
-def _page_data(project: Project, page: Page, cells: list[dict[str, Any]], edition: str) -> dict[str, Any]:
+def _page_data(project: Project, page: Page, cells: list[dict[str, Any]]) -> dict[str, Any]:
     """What the Lua filters know of the page."""
     return {
         "name": page.name,
@@ -90,7 +89,7 @@ def _page_data(project: Project, page: Page, cells: list[dict[str, Any]], editio
         "appendix": page.appendix,
         "number_depth": project.number_depth,
         "cells": cells,
-        "edition": edition,
+        "subtitle": project.subtitle if page.name == "index.qmd" else "",
     }
 
 

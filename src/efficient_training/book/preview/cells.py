@@ -149,7 +149,7 @@ def _cell(
 ) -> dict[str, Any]:
     cell, options, code = labelled
     outputs = list(_outputs(label, cell, str(options.get("fig-alt") or ""), pictures))
-    if not outputs and not (echo and cell.get("execution_count")):
+    if not outputs and not echo:
         raise UserError(f"the cell {label} has no output; execute its notebook")
     return {
         "label": label,

@@ -1,6 +1,6 @@
 -- Numbers chapters, sections, figures, tables and equations, and reports every label with its number: the document's
 -- metadata field `preview` is JSON {title, labels: {id: {kind, number, title}}, twice: [...], images: [...], math: bool,
--- sections: bool}.
+-- sections: bool, edition: string}.
 
 local page = pandoc.json.decode(io.open(os.getenv("PREVIEW_PAGE")):read("a"), false)
 local NAMES = { fig = "Figure", tbl = "Table" }
@@ -131,11 +131,15 @@ local function inline_image(element)
 end
 
 function Pandoc(doc)
+  if page.subtitle ~= "" then
+    doc.blocks:insert(2, pandoc.Div({ pandoc.Para({ pandoc.Str(page.subtitle) }) }, pandoc.Attr("", { "subtitle" })))
+  end
   doc:walk({ Math = function() has_math = true end })
   doc = doc:walk({ traverse = "topdown", Header = header, Figure = figure, Table = table_box, Para = paragraph,
     Image = inline_image })
   doc.meta.preview = pandoc.MetaString(pandoc.json.encode({
-    title = title or "", labels = labels, twice = twice, images = images, math = has_math, sections = has_sections,
+    title = title or "", labels = labels, twice = twice, images = images, math = has_math,
+    edition = pandoc.utils.stringify(doc.meta["edition-line"] or ""), sections = has_sections,
   }))
   return doc
 end

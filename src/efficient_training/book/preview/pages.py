@@ -1,18 +1,13 @@
-"""What stands around the text of a page: titles, sidebar, previous and next, footer, the edition."""
+"""What stands around the text of a page: titles, sidebar, previous and next, footer."""
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from ...editions import REFERENCE, read_notebook
 from .project import Page, Project
 
 
-def variables(
-    project: Project, number: int, found: Sequence[Mapping[str, Any]], edition: str, footer: str
-) -> dict[str, Any]:
+def variables(project: Project, number: int, found: Sequence[Mapping[str, Any]], footer: str) -> dict[str, Any]:
     """The variables of theme/page.html for page `number`; strings are HTML, so they are escaped here.
 
     `found` is what number.lua reports of each page; `footer` is HTML.
@@ -24,7 +19,6 @@ def variables(
     return {
         "pagetitle": book if home else f"{title} – {book}",
         "booktitle": book,
-        "subtitle": escape(project.subtitle),
         "home": home,
         "kind": _kind(page),
         "root": page.to_root,
@@ -33,7 +27,7 @@ def variables(
         "parts": _parts(project, number, found),
         "previous": _neighbor(project, number, found, -1),
         "next": _neighbor(project, number, found, 1),
-        "edition": escape(edition),
+        "edition": escape(found[number]["edition"]),
         "footer": footer,
         "repository": escape(project.repository) if project.repository else False,
         "author": escape(project.author) if project.author else False,
@@ -66,42 +60,3 @@ def _neighbor(project: Project, number: int, found: Sequence[Mapping[str, Any]],
 
 def _link(here: Page, page: Page, title: str) -> dict[str, str]:
     return {"href": here.to_root + page.href, "number": page.number, "title": escape(title)}
-
-
-def edition_line(root: Path) -> str:
-    """Whose edition the pages show, on one line: its name, machine, versions and date, from the provenance."""
-    edition, borrowed = _edition(root)
-    made = [
-        result.provenance
-        for path in sorted((root / "notebooks").glob("*.ipynb"))
-        if path.stem not in borrowed and (result := read_notebook(path)).provenance is not None
-    ]
-    name = "Reference edition" if edition == REFERENCE else f"Edition {edition}"
-    if not made:
-        return f"{name}: its notebooks have no machine on record."
-    latest = max(made, key=lambda provenance: str(provenance["date"]))
-    machines = list(dict.fromkeys(_machine(provenance["machine"]) for provenance in made))
-    versions = ", ".join(f"{package} {version}" for package, version in sorted(latest["versions"].items()))
-    return f"{name}: {'; '.join(machines)}; {versions}; {latest['date']}."
-
-
-def _edition(root: Path) -> tuple[str, set[str]]:
-    """The edition's name, and the notebooks that it has borrowed from the reference edition."""
-    path = root / "edition.json"
-    if not path.exists():
-        return REFERENCE, set()
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return str(data["edition"]), set(data.get("borrowed") or ())
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    """ "2 × NVIDIA H200 (140 GiB); AMD EPYC, 16 cores, 128 GiB of memory; Linux"."""
-    gpus = [f"{gpu['name']} ({_gib(gpu['memory_bytes'])})" for gpu in machine["gpus"]]
-    parts = [f"{gpus.count(gpu)} × {gpu}" if gpus.count(gpu) > 1 else gpu for gpu in dict.fromkeys(gpus)]
-    cores = f"{machine['cores']} {'core' if machine['cores'] == 1 else 'cores'}"
-    memory = f", {_gib(machine['memory_bytes'])} of memory" if machine["memory_bytes"] else ""
-    return ", ".join([*parts, f"{machine['cpu']} with {cores}{memory}", machine["system"]])
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.0f} GiB"

@@ -69,7 +69,7 @@ def read_project(root: Path) -> Project:
         language=str(config.get("lang") or "en"),
         pages=tuple(_pages(root, book, path)),
         bibliography=tuple(_existing(root, name, path) for name in _list(config.get("bibliography"))),
-        filters=tuple(_filter(root, name, path) for name in _list(config.get("filters"))),
+        filters=tuple(file for name in _list(config.get("filters")) for file in _filters(root, name, path)),
         katex=_existing(root, str(math["url"]).rstrip("/"), path),
         footer={"left": str(footer)} if isinstance(footer, str) else {key: str(value) for key, value in footer.items()},
         toc_depth=int(html.get("toc-depth", 3)),
@@ -163,10 +163,10 @@ def _existing(root: Path, name: str, path: Path) -> Path:
     return root / name
 
 
-def _filter(root: Path, name: str, path: Path) -> Path:
-    """A Lua file of the project, or the one that the extension `name` contributes."""
+def _filters(root: Path, name: str, path: Path) -> list[Path]:
+    """A Lua file of the project, or those that the extension `name` contributes."""
     if name.endswith(".lua"):
-        return _existing(root, name, path)
+        return [_existing(root, name, path)]
     extension = _existing(root, f"_extensions/{name}/_extension.yml", path)
     contributed = yaml.safe_load(extension.read_text(encoding="utf-8"))["contributes"]["filters"]
-    return _existing(extension.parent, contributed[0], extension)
+    return [_existing(extension.parent, file, extension) for file in contributed]

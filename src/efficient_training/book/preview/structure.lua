@@ -1,7 +1,5 @@
 -- Callouts, tabsets and examples as HTML that works without script, and a refusal of what the subset leaves out.
 
-local page = pandoc.json.decode(io.open(os.getenv("PREVIEW_PAGE")):read("a"), false)
-
 local CALLOUTS = { note = "Note", tip = "Tip", warning = "Warning", important = "Important", caution = "Caution" }
 
 local function problem(what) io.stderr:write("PROBLEM\t" .. what .. "\n") end
@@ -79,10 +77,6 @@ local function div(element)
     if element.classes:includes("callout-" .. kind) then return callout(element, kind) end
   end
   if element.classes:includes("panel-tabset") then return tabset(element) end
-  if element.classes:includes("edition-summary") then
-    element.content = pandoc.List({ pandoc.Para({ pandoc.Str(page.edition) }) }) .. element.content
-    return element
-  end
 end
 
 local function refuse(raw)

@@ -44,7 +44,8 @@
   function snippet(entry, words) {
     const folded = fold(entry.text);
     const places = words.map((word) => folded.indexOf(word)).filter((place) => place >= 0);
-    const start = places.length ? Math.max(0, Math.min(...places) - 60) : 0;
+    const before = places.length ? Math.max(0, Math.min(...places) - 60) : 0;
+    const start = before && entry.text.indexOf(" ", before) + 1;
     const text = (start ? "… " : "") + entry.text.slice(start, start + 180) + (entry.text.length > start + 180 ? " …" : "");
     const pattern = new RegExp(`(${words.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|")})`, "gi");
     const small = document.createElement("small");
@@ -72,7 +73,7 @@
       const title = document.createElement("b");
       title.textContent = entry.heading || entry.page;
       link.append(title);
-      if (entry.heading && entry.page !== entry.heading) link.append(` · ${entry.page}`);
+      if (!entry.heading.endsWith(entry.page)) link.append(` · ${entry.page}`);
       link.append(snippet(entry, words));
       const item = document.createElement("li");
       item.append(link);
