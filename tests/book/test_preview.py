@@ -290,6 +290,7 @@ FIRST = {
     "{{< embed ../notebooks/none.ipynb#fig-x >}}": "no such notebook",
     "{{< embed sample >}}": "cannot read the embed 'sample'",
     "See\n{{< embed ../notebooks/sample.ipynb#fig-one-curve >}}": "must stand alone in its paragraph",
+    "- item\n\n  {{< embed ../notebooks/sample.ipynb#one-records >}}": "an embed may not be indented",
     "{{< video x.mp4 >}}": "the shortcode {{< video x.mp4 >}} is outside the book's subset",
     "```{python}\n1\n```": "executed code (```{python}) is outside the book's subset",
     "![a](https://e.org/x.png)": "the picture https://e.org/x.png is not a file of the book",

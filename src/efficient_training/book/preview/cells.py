@@ -76,8 +76,9 @@ def expand_embeds(page: Page, destination: Path, problems: Problems) -> tuple[st
         where = f"{page.source}:{number}"
         match = SHORTCODE.fullmatch(line)
         if match and match["name"] == "embed" and _alone(lines, number - 1):
-            indent = match["indent"]
-            lines[number - 1] = f"{indent}::: {{.preview-embed}}\n{indent}{len(cells)}\n{indent}:::"
+            if match["indent"]:
+                problems.add(where, "an embed may not be indented, as in a list: Quarto would end the list there")
+            lines[number - 1] = f"::: {{.preview-embed}}\n{len(cells)}\n:::"
             cells.append(_embed(page, match["arguments"], destination, where, problems))
         elif match and match["name"] == "embed":
             problems.add(where, "an embed must stand alone in its paragraph; put a blank line before and after it")
