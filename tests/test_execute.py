@@ -152,6 +152,18 @@ def test_a_notebook_that_an_edition_may_not_hold_fails(project: Any, capsys: pyt
     assert [path.name for path in (project.root / "results/here").glob("*.ipynb")] == ["02-precision.ipynb"]
 
 
+def test_a_place_that_cannot_be_written_is_told(project: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    project.notebook("01-memory", ["pass"])
+    (project.root / "results/here/01-memory.ipynb").mkdir(parents=True)
+    assert project.run("execute", "--edition", "here") == 1
+    assert "01-memory: failed after" in capsys.readouterr().out
+    (project.root / "results/other").write_text("a file")
+    assert project.run("execute", "--edition", "other") == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {project.root / 'results/other'}: ")
+    assert err.count("\n") == 1
+
+
 def test_kill_9_leaves_no_kernel_and_no_half_edition_and_the_next_run_resumes(project: Any) -> None:
     project.notebook("01-memory", [RECORD])
     project.notebook("02-precision", [WAIT])

@@ -44,6 +44,10 @@ def run(arguments: list[str] | None = None) -> int:
         return max(map(_complain, errors.problems))
     except UserError as error:
         return _complain(str(error))
+    except BrokenPipeError:
+        return 0  # whoever read the output has seen enough
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):

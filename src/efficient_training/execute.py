@@ -99,13 +99,15 @@ class Run:
             made = _provenance(path)
             if made is None:
                 continue
+            there = made["machine"]
             what = [("tier", made["tier"], self.tier_name)]
-            what += [(key, made["machine"][key], mine[key]) for key in ("system", "cpu", "gpus")]
+            what += [(key, there[key], mine[key]) for key in ("system", "cpu")]
+            what += [("GPU", _gpu_names(there), _gpu_names(mine))]
             for key, old, new in what:
                 if old != new:
                     raise UserError(
-                        f"edition {self.edition!r} was made on another machine or tier (its {key} is {_brief(old)}, "
-                        f"here {_brief(new)}); choose another --edition, or delete results/{self.edition}"
+                        f"edition {self.edition!r} was made on another machine or tier (its {key} is {old}, "
+                        f"here {new}); choose another --edition, or delete results/{self.edition}"
                     )
 
     def all(self, jobs: Sequence[Job], *, force: bool) -> Outcome:
@@ -123,7 +125,7 @@ class Run:
             try:
                 self.one(job)
                 outcome.done.append(job.name)
-            except (kernel.NotebookFailed, UserError) as error:
+            except (kernel.NotebookFailed, UserError, OSError) as error:
                 outcome.failed[job.name] = str(error)
                 self.note(f"{job.name}: failed: {error}\n{getattr(error, 'full', '')}")
                 self.report.end(f"{job.name}: failed after {{seconds}}: {_indented(str(error))}", "red")
@@ -242,10 +244,9 @@ def _verdicts(claims: Mapping[str, Claim]) -> str:
     return text
 
 
-def _brief(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(gpu["name"] for gpu in value) or "no GPU"
-    return str(value)
+def _gpu_names(described: Mapping[str, Any]) -> str:
+    """Names alone: the memory that a driver offers differs from one version of it to another."""
+    return ", ".join(gpu["name"] for gpu in described["gpus"]) or "none"
 
 
 def _indented(text: str) -> str:
