@@ -13,11 +13,11 @@ BOOK := .venv/book/bin/efficient-training
 RUN := .venv/$(TIER)/bin/efficient-training
 DEV := .venv/cpu/bin
 
-.PHONY: help book serve run reference status check tiers test system lock format clean
+.PHONY: help book serve run reference status check tiers test portability system lock format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 14
 
 .venv/%/.installed: environments/%/requirements.txt environments/install.py pyproject.toml
 	@$(PYTHON) environments/install.py $*
@@ -53,6 +53,13 @@ check: .venv/cpu/.installed-dev  ## what CI asks of the sources: formatting, typ
 test: check  ## every check that CI runs
 	$(DEV)/python -m pytest
 	$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
+
+portability: .venv/cpu/.installed-dev  ## the notebooks against the reference as another CPU and one thread would run them
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(DEV)/python -m pytest --nbval --nbval-current-env notebooks
+	ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+		$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
+	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
+		$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
 
 system:  ## install the optional system packages (Chromium for the page tests), where apt and root are there
 	@sh environments/system.sh
