@@ -22,7 +22,7 @@ CLUSTER = (
     ("arguments", "message"),
     [
         (["--nonsense"], "No such option: --nonsense; see `efficient-training --help`"),
-        (["exceute"], "No such command 'exceute'"),
+        (["perform"], "No such command 'perform'"),
         (["execute", "--tier"], "Option '--tier' requires an argument; see `efficient-training --help`"),
         (["execute", "x"], "Got unexpected extra argument"),
         (["serve", "--port", "no"], "Invalid value for '--port'"),
@@ -54,7 +54,7 @@ def test_bad_input_is_one_line_on_stderr_and_exit_2(
 def test_a_bad_tier_is_bad_input_for_every_command_that_reads_it(
     project: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    project.tier("gpu", GPU + "colour: green\n")
+    project.tier("gpu", GPU + "paint: green\n")
     for command in ("tiers", "status", "execute"):
         assert project.run(command) == 2
         assert "environments/gpu/tier.yml: invalid tier at the object" in capsys.readouterr().err

@@ -113,8 +113,8 @@ def test_parameters_are_shared_then_of_the_cluster_then_the_notebooks_own(projec
     ("name", "text", "message"),
     [
         ("gpu", "title: A GPU\nrequires: {device: cuda}", "invalid tier at the object: 'name' is a required property"),
-        ("gpu", GPU + "parmeters: {}", r"invalid tier at the object: .*'parmeters' was unexpected"),
-        ("gpu", GPU.replace("capability", "capabilty"), r"at requires: .*'capabilty' was unexpected"),
+        ("gpu", GPU + "params: {}", r"invalid tier at the object: .*'params' was unexpected"),
+        ("gpu", GPU.replace("capability", "sm"), r"at requires: .*'sm' was unexpected"),
         ("gpu", GPU.replace("'7.0'", "7.0"), "at requires/capability: 7.0 is not of type 'string'"),
         ("gpu", GPU.replace("8,", "-8,"), "at requires/memory_gib: -8 is less than or equal to the minimum of 0"),
         ("gpu", GPU.replace("cuda", "tpu"), r"at requires/device: 'tpu' is not one of \['cpu', 'cuda'\]"),
