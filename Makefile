@@ -50,7 +50,7 @@ check: .venv/cpu/.installed-dev  ## what CI asks of the sources: formatting, typ
 	$(DEV)/codespell
 	$(DEV)/efficient-training check
 
-test: check  ## every check that CI runs
+test: check book  ## every check that CI runs
 	$(DEV)/python -m pytest
 	$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
 
