@@ -33,6 +33,18 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return render_preview(project, project / "_book").parent
 
 
+@pytest.fixture(scope="session")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the rendered book itself, of this repository's sources; not to be changed."""
+    project = tmp_path_factory.mktemp("book") / "project"
+    project.mkdir()
+    for name in ("_extensions", "assets", "chapters", "notebooks"):
+        shutil.copytree(ROOT / name, project / name)
+    for name in ("_quarto.yml", "index.qmd"):
+        shutil.copyfile(ROOT / name, project / name)
+    return render_preview(project, project / "_book").parent
+
+
 Edit = Callable[[str, str, str], None]
 
 

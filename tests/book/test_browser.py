@@ -78,20 +78,40 @@ def visit(browser: Browser, rendered: Path) -> Iterator[Open]:
     assert wrong == []
 
 
+def check_layout(page: Page, width: int) -> None:
+    """Nothing makes the page scroll sideways, every picture and every formula is drawn, every font is there."""
+    name = page.url
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+    assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)"), name
+    formulas = page.locator("span.math").count()
+    assert page.locator("span.math .katex .katex-html").count() == formulas, name
+    assert page.locator(".katex-error").count() == 0, name
+    assert page.evaluate("document.fonts.ready.then(fonts => [...fonts].every(font => font.status !== 'error'))"), name
+
+
 @pytest.mark.parametrize("size", SIZES)
-def test_no_page_scrolls_sideways_and_every_picture_and_formula_is_drawn(visit: Open, size: str) -> None:
+def test_no_page_scrolls_sideways_and_everything_is_drawn(visit: Open, size: str) -> None:
     page = visit(PAGES[0], size)
     for name in PAGES:
         page = visit(name, size, context=page.context)
+        check_layout(page, SIZES[size][0])
+        if name == "chapters/one.html":
+            assert page.locator("span.math").count() > 5
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("wide", "dark"), ("phone", "light")])
+def test_every_page_of_the_book_itself(visit: Open, book: Path, size: str, scheme: str) -> None:
+    names = sorted(path.relative_to(book).as_posix() for path in book.rglob("*.html"))
+    assert "index.html" in names
+    context = None
+    for name in names:
+        page = visit(name, size, scheme, context, base=f"{book.as_uri()}/")
+        context = page.context
+        check_layout(page, SIZES[size][0])
+        page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
         assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], name
-        assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)"), name
-        formulas = page.locator("span.math").count()
-        assert page.locator("span.math .katex .katex-html").count() == formulas, name
-        assert page.locator(".katex-error").count() == 0, name
-    page = visit("chapters/one.html", size)
-    assert page.locator("span.math").count() > 5
-    fonts = page.evaluate("document.fonts.ready.then(fonts => [...fonts].filter(f => f.status === 'error').length)")
-    assert fonts == 0
+        assert page.evaluate(CONTRAST)["found"] == [], name
+        page.close()
 
 
 def test_search_finds_words_and_leads_to_the_section(visit: Open) -> None:

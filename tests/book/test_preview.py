@@ -328,6 +328,12 @@ def test_every_fault_is_reported_at_once_with_its_line(sample: Path, edit: Edit,
     assert numbers == sorted(numbers)
 
 
+def test_a_value_that_cannot_be_shown_as_asked_is_named_with_its_line(sample: Path, edit: Edit) -> None:
+    edit("chapters/two.qmd", "Text.", "See [one.saved]{.value unit=ms}.")
+    (found,) = problems(sample)
+    assert found.startswith("chapters/two.qmd:7: one.saved: cannot show B")
+
+
 def test_a_value_without_a_record_is_named_with_its_line(sample: Path, edit: Edit) -> None:
     edit("chapters/two.qmd", "Text.", "See [no.such]{.value}.")
     (found,) = problems(sample)

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 READER = "markdown-native_divs-native_spans-yaml_metadata_block"
 LABEL = re.compile(r"@([A-Za-z0-9_:.#$%&+?<>~/-]+)")
 CONTENTS_ID = re.compile(r'(<a href="#[^"]*") id="toc-[^"]*"')
+NAMED = re.compile(r"(?:\b(?:called|picture|link|label) |^(?=\w+(?:\.\w+)+: ))([^\s:]\S*[^\s:])")
 MESSAGE = re.compile(r"\[(?:WARNING|ERROR)\]\s*")
 
 
@@ -138,7 +139,7 @@ def _complaint(line: str, page: Page, problems: Problems) -> None:
 def locate(page: Page, what: str) -> str:
     """`path:line` of the first place in the page that the message names (a label, a record), else the path."""
     text = page.source.read_text(encoding="utf-8")
-    words = LABEL.findall(what) or re.findall(r"\b(?:called|picture|link|label) (\S+)", what)
+    words = LABEL.findall(what) or NAMED.findall(what)
     for word in words:
         for number, line in source_lines(text):
             if re.search(rf"{re.escape(word)}(?![\w-])", line):
