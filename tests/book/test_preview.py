@@ -207,6 +207,12 @@ def test_an_embedded_table_with_its_code(chapter: BeautifulSoup) -> None:
     assert "#|" not in code
 
 
+def test_columns_of_a_wide_table_have_no_fixed_widths(chapter: BeautifulSoup) -> None:
+    table = one(chapter, "#tbl-one-typed table")
+    assert not table.select("col")
+    assert not table.has_attr("style")
+
+
 def test_the_size_of_a_picture_heeds_its_density() -> None:
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -296,6 +302,8 @@ FIRST = {
     "![a](https://e.org/x.png)": "the picture https://e.org/x.png is not a file of the book",
     "## Twice {#sec-one-model}": "the label sec-one-model is used in chapters/one.html too",
     "## Here {#sec-here}\n\n## Again {#sec-here}": "the label sec-here stands twice on this page",
+    "**14 GB**{.given} and more": "{.given} is printed as it stands",
+    "A word.\n::: {.example}": "::: is printed as it stands",
     "A <b>word</b>.": "raw html (<b>) is outside the book's subset",
     "<div>block</div>": "raw html (<div>) is outside the book's subset",
 }

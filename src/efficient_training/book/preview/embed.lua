@@ -57,7 +57,15 @@ local function cell(data)
   return pandoc.Div(shown, pandoc.Attr("", { "cell" }, { ["data-label"] = data.label }))
 end
 
-return { {
+-- Syntax that pandoc did not understand as such, and would print. (number.lua sees to the labels of equations.)
+local function stray(element)
+  local piece = element.text:match("{[.#]%a.*") or element.text:match("^:::+.*")
+  if piece and not piece:match("^{#eq%-") then
+    io.stderr:write("PROBLEM\t" .. piece .. " is printed as it stands; attributes follow a ], a heading or a :::\n")
+  end
+end
+
+return { { Str = stray }, {
   Div = function(div)
     if div.classes:includes("preview-embed") then
       return cell(config.cells[tonumber(pandoc.utils.stringify(div)) + 1])

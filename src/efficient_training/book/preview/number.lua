@@ -73,12 +73,18 @@ local function float(id, kind, body, caption)
   return blocks
 end
 
+-- Columns as wide as what is in them; pandoc would take the dashes of a long pipe table for widths.
+local function free_columns(element)
+  element.colspecs = element.colspecs:map(function(column) return { column[1], nil } end)
+end
+
 local function figure(element)
   local kind = element.identifier:match("^(%a+)%-")
   local body = element.content:walk({
     traverse = "topdown",
     Table = function(t)   -- a table under a caption of the figure's needs no box of its own
       t.caption = {}
+      free_columns(t)
       return t, false
     end,
     Image = function(image)
@@ -94,6 +100,7 @@ local function table_box(element)
   local caption = element.caption.long
   local id = element.identifier
   element.caption, element.identifier = {}, ""
+  free_columns(element)
   if id == "" and #caption == 0 then return pandoc.Div({ element }, pandoc.Attr("", { "scroll" })), false end
   return float(id, "tbl", { element }, caption), false
 end

@@ -139,7 +139,8 @@ def _complaint(line: str, page: Page, problems: Problems) -> None:
 def locate(page: Page, what: str) -> str:
     """`path:line` of the first place in the page that the message names (a label, a record), else the path."""
     text = page.source.read_text(encoding="utf-8")
-    words = LABEL.findall(what) or NAMED.findall(what)
+    printed = re.match(r"(\S+) is printed as it stands", what)
+    words = [printed[1]] if printed else LABEL.findall(what) or NAMED.findall(what)
     for word in words:
         for number, line in source_lines(text):
             if re.search(rf"{re.escape(word)}(?![\w-])", line):
