@@ -67,7 +67,8 @@ local function summary()
   local packages = pandoc.List()
   for package, version in pairs(latest.versions) do packages:insert(package .. "\u{a0}" .. version) end
   packages:sort()
-  return ("%s: %s; %s."):format(title, table.concat(machines, "; "), latest.date), table.concat(packages, ", ")
+  local date = latest.date:gsub("-", "\u{2011}") -- in one line
+  return ("%s: %s; %s."):format(title, table.concat(machines, "; "), date), table.concat(packages, ", ")
 end
 
 function Pandoc(doc)

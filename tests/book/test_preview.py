@@ -424,7 +424,7 @@ def test_titles_sidebar_neighbors_and_footer(rendered: Path, chapter: BeautifulS
     footer = one(chapter, "footer")
     assert one(footer, "a")["href"] == "https://creativecommons.org/licenses/by/4.0/"
     assert text(one(footer, ".edition-line")) == (
-        "Reference edition: Example CPU with 2 cores and 24 GiB of memory, Linux 6; 2026-11-29."
+        "Reference edition: Example CPU with 2 cores and 24 GiB of memory, Linux 6; 2026‑11‑29."
     )
     summary = text(one(page(rendered, "index.html"), ".edition-summary"))
     assert summary.startswith(text(one(footer, ".edition-line")) + " Versions: python 3.11, torch 2.13.0.")

@@ -4,6 +4,7 @@
 
 local page = pandoc.json.decode(io.open(os.getenv("PREVIEW_PAGE")):read("a"), false)
 local NAMES = { fig = "Figure", tbl = "Table" }
+local LONG_LABEL = 20
 local NBSP = "\u{a0}"
 
 local labels, twice, images, has_math, title = {}, pandoc.List(), pandoc.List(), false, nil
@@ -73,9 +74,19 @@ local function float(id, kind, body, caption)
   return blocks
 end
 
--- Columns as wide as what is in them; pandoc would take the dashes of a long pipe table for widths.
+-- Columns as wide as what is in them (pandoc would take the dashes of a long pipe table for widths), and a mark on a
+-- table whose first column has long words in it, so that on a phone the table scrolls before that column is a word wide.
 local function free_columns(element)
   element.colspecs = element.colspecs:map(function(column) return { column[1], nil } end)
+  for _, body in ipairs(element.bodies) do
+    for _, row in ipairs(body.body) do
+      local first = row.cells[1] and pandoc.utils.stringify(row.cells[1].contents) or ""
+      if #first > LONG_LABEL then
+        element.classes:insert("long-labels")
+        return
+      end
+    end
+  end
 end
 
 local function figure(element)
