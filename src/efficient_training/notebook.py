@@ -54,19 +54,23 @@ def loads(text: str) -> NotebookNode:
 def clean(notebook: NotebookNode) -> None:
     """Take out, in place, what differs from run to run or names this machine, so that equal runs give equal files.
 
-    Kept: sources, tags, this package's own metadata, and of the outputs what a page can show. Gone: execution counts
-    and timings, papermill's notes (paths and times), versions of the kernel, widgets, HTML, and terminal colors.
+    Kept: sources, tags, this package's own metadata, and of the outputs what a page can show. Execution counts become
+    1, 2, 3... over the cells that were executed (nbval takes a cell without one for never executed). Gone: timings,
+    papermill's notes (paths and times), versions of the kernel, widgets, HTML, and terminal colors.
     """
     own = notebook.metadata.get(METADATA_KEY)
     notebook.metadata = NotebookNode(kernelspec=dict(KERNELSPEC), language_info=dict(LANGUAGE))
     if own is not None:
         notebook.metadata[METADATA_KEY] = own
+    executed = 0
     for cell in notebook.cells:
         tags = cell.metadata.get("tags")
         cell.metadata = NotebookNode(tags=tags) if tags else NotebookNode()
         if cell.cell_type == "code":
-            cell.execution_count = None
             cell.outputs = [output for output in cell.outputs if _clean_output(output)]
+            if cell.execution_count is not None or cell.outputs:
+                executed += 1
+                cell.execution_count = executed
 
 
 def _clean_output(output: NotebookNode) -> bool:
