@@ -195,7 +195,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+class _UniqueKeys(yaml.SafeLoader):
     """YAML without the silent loss of a key that is written twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
