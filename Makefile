@@ -8,6 +8,15 @@ PORT ?= 8765
 # `cluster` is asked for: make run TIER=cluster
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1)
 TIER ?= $(if $(CAPABILITY),$(shell [ $(CAPABILITY) -ge 9 ] && echo hopper || echo gpu),cpu)
+TIERS := $(patsubst environments/%/tier.yml,%,$(wildcard environments/*/tier.yml))
+ifneq (1 $(TIER),$(words $(TIER)) $(filter $(TIER),$(TIERS)))
+$(error TIER=$(TIER): no such tier; known: $(TIERS))
+endif
+
+# What a user names is passed on as it was written, quotes and all.
+quoted = '$(subst ','\'',$(1))'
+IN_EDITION := $(if $(EDITION),--edition $(call quoted,$(EDITION)))
+OF_NOTEBOOKS := $(foreach n,$(NOTEBOOK),--notebook $(call quoted,$(n)))
 
 BOOK := .venv/book/bin/efficient-training
 RUN := .venv/$(TIER)/bin/efficient-training
@@ -26,22 +35,22 @@ help:  ## list the targets
 	@$(PYTHON) environments/install.py cpu --dev
 
 book: .venv/book/.installed  ## render the book and print its path; EDITION=
-	@$(BOOK) render $(if $(EDITION),--edition "$(EDITION)")
+	@$(BOOK) render $(IN_EDITION)
 
-serve: book  ## render the book and serve it on this machine; EDITION=, PORT=
-	@$(BOOK) serve --port $(PORT) $(if $(EDITION),--edition "$(EDITION)")
+serve: .venv/book/.installed  ## render the book and serve it on this machine; EDITION=, PORT=
+	@$(BOOK) serve --port $(call quoted,$(PORT)) $(IN_EDITION)
 
 run: .venv/$(TIER)/.installed  ## execute the notebooks on this machine; TIER=, NOTEBOOK=, EDITION=
-	@$(RUN) execute --tier $(TIER) $(foreach n,$(NOTEBOOK),--notebook $(n)) $(if $(EDITION),--edition "$(EDITION)")
+	@$(RUN) execute --tier $(TIER) $(OF_NOTEBOOKS) $(IN_EDITION)
 
 reference: .venv/cpu/.installed  ## execute the notebooks in place: the committed reference edition; NOTEBOOK=
-	@.venv/cpu/bin/efficient-training execute --reference $(foreach n,$(NOTEBOOK),--notebook $(n))
+	@.venv/cpu/bin/efficient-training execute --reference $(OF_NOTEBOOKS)
 
 status: .venv/book/.installed  ## which notebooks of an edition are fresh, stale or missing; EDITION=
-	@$(BOOK) status $(if $(EDITION),--edition "$(EDITION)")
+	@$(BOOK) status $(IN_EDITION)
 
-tiers: .venv/$(TIER)/.installed  ## what this machine has, and which tiers it meets
-	@$(RUN) tiers
+tiers: .venv/book/.installed  ## what this machine has, and which tiers it meets
+	@$(if $(wildcard .venv/$(TIER)/.installed),$(RUN),$(BOOK)) tiers
 
 check: .venv/cpu/.installed-dev  ## what CI asks of the sources: formatting, types, spelling, the book's own rules
 	$(DEV)/ruff check .
@@ -72,4 +81,5 @@ lock: .venv/cpu/.installed-dev  ## compile the requirements again
 	@environments/lock.sh $(DEV)/uv
 
 clean:  ## remove what was rendered and installed; editions in results/ stay
+	rm -f .venv/*/.installed*
 	rm -rf _book _build .venv .mypy_cache .ruff_cache .pytest_cache

@@ -15,6 +15,14 @@ import sys
 import time
 from pathlib import Path
 
+# Here, before a line that an older Python cannot run.
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    found = ".".join(map(str, sys.version_info[:2]))
+    sys.stderr.write(
+        f"error: Python {found} is not supported; name one from 3.11 to 3.13: `make book PYTHON=python3.12`\n"
+    )
+    sys.exit(2)
+
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONAL_TIMEOUT_S = 200
 
@@ -27,21 +35,23 @@ def main() -> int:
     )
     parser.add_argument("--dev", action="store_true", help="add environments/dev: the tests' own packages")
     arguments = parser.parse_args()
-    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        found = ".".join(map(str, sys.version_info[:2]))
-        print(f"Python {found} is not supported: name one from 3.11 to 3.13, as in `make book PYTHON=python3.12`")
-        return 2
     venv, log = ROOT / ".venv" / arguments.name, ROOT / ".venv" / f"{arguments.name}.log"
-    venv.parent.mkdir(exist_ok=True)
     started = time.monotonic()
-    with log.open("a", encoding="utf-8") as out:
-        print(f"environment .venv/{arguments.name}: installing (log: .venv/{log.name})", flush=True)
-        try:
+    try:
+        venv.parent.mkdir(exist_ok=True)
+        with log.open("a", encoding="utf-8") as out:
+            print(f"environment .venv/{arguments.name}: installing (log: .venv/{log.name})", flush=True)
             install(arguments.name, venv, out, dev=arguments.dev)
-        except subprocess.CalledProcessError as error:
-            print(f"environment .venv/{arguments.name}: {step_of(error.cmd)} failed; the last lines of its log:")
-            print("\n".join(log.read_text(encoding="utf-8").splitlines()[-8:]))
-            return 2
+    except subprocess.CalledProcessError as error:
+        print(f"environment .venv/{arguments.name}: {step_of(error.cmd)} failed; the last lines of its log:")
+        print("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]))
+        return 2
+    except OSError as error:
+        print(f"environment .venv/{arguments.name}: {error.filename or venv}: {error.strerror}; mend it, then go on")
+        return 2
+    except KeyboardInterrupt:
+        print(f"environment .venv/{arguments.name}: interrupted; the same command goes on from there")
+        return 130
     print(f"environment .venv/{arguments.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
     return 0
 
@@ -49,7 +59,8 @@ def main() -> int:
 def install(name: str, venv: Path, out: object, *, dev: bool) -> None:
     """Create `venv` where it is missing, and install into it; raises `CalledProcessError`."""
     python = venv / "bin" / "python"
-    if not python.exists():
+    forget_unfinished(venv)
+    if not usable(python):
         run([sys.executable, "-m", "venv", "--clear", str(venv)], out)
     here = ROOT / "environments" / name
     requirements = ["-r", str(here / "requirements.txt")]
@@ -69,6 +80,24 @@ def install(name: str, venv: Path, out: object, *, dev: bool) -> None:
         if requirement and not requirement.startswith("#"):
             install_last(python, requirement, optional=mark.strip() == "optional", out=out)
     (venv / (".installed-dev" if dev else ".installed")).touch()
+
+
+def usable(python: Path) -> bool:
+    """Whether `python` runs and has pip: not where the making of its environment was cut short, or its base is gone."""
+    try:
+        return subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def forget_unfinished(venv: Path) -> None:
+    """Remove the mark of each package whose installation was cut short, for which pip would take it for installed.
+
+    RECORD is the last file that pip writes of a package.
+    """
+    for mark in venv.glob("lib*/python*/site-packages/*.dist-info"):
+        if not (mark / "RECORD").exists():
+            shutil.rmtree(mark)
 
 
 def install_last(python: Path, requirement: str, *, optional: bool, out: object) -> None:

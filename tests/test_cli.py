@@ -12,6 +12,7 @@ from efficient_training.display import METADATA_KEY
 from efficient_training.machine import GIB, Gpu, Machine
 from efficient_training.records import Record
 
+CPU = "name: cpu\ntitle: Any CPU\nrequires:\n  device: cpu\n"
 GPU = "name: gpu\ntitle: One GPU\nrequires: {device: cuda, memory_gib: 8}\n"
 CLUSTER = (
     "name: cluster\ntitle: Many\nrequires: {device: cuda, ranks: 2}\ncluster: {launcher: slurm, capability: '8.0'}\n"
@@ -102,8 +103,24 @@ def test_tiers_shows_the_machine_and_why_not(
     assert "A CPU, 8 cores, 32.0 GiB memory" in out
     assert "gpu     none" in out
     assert "needs a CUDA GPU, found none" in out
-    assert "`efficient-training execute` runs at tier cpu here" in out
+    assert "`make run` runs at tier cpu here" in out
     assert "cluster" not in out
+
+
+def test_tiers_tells_what_is_not_installed_from_what_is_not_there(
+    project: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.tier("cpu", CPU + "  memory_gib: 4\n  packages: [no-such-thing]\n")
+    monkeypatch.setattr(machine, "detect", lambda: Machine("Linux x86_64", "A CPU", 8, 32 * GIB))
+    assert project.run("tiers") == 0
+    out = capsys.readouterr().out
+    assert "yes   needs no-such-thing, not installed here (`make run` installs it)" in out
+    assert "`make run` installs what is missing and runs at tier cpu here" in out
+    monkeypatch.setattr(machine, "detect", lambda: Machine("Linux x86_64", "A CPU", 8, 1 * GIB))
+    assert project.run("tiers") == 0
+    out = capsys.readouterr().out
+    assert "no    needs 4 GiB of memory, found 1.0 GiB; needs no-such-thing" in out
+    assert "`make run` cannot run here: no tier is met" in out
 
 
 def test_tiers_prints_the_command_for_several_gpus_and_for_slurm(

@@ -142,7 +142,7 @@ def status(
 def tiers() -> None:
     """Show what this machine has, which tiers it meets, and why not the others."""
     from .machine import GIB, detect
-    from .tiers import CLUSTER, choose, load_tiers
+    from .tiers import CLUSTER, DETECTED, load_tiers
 
     found, machine = load_tiers(project.find_root(Path.cwd())), detect()
     memory = "unknown" if machine.memory_bytes is None else f"{machine.memory_bytes / GIB:.1f} GiB"
@@ -154,15 +154,19 @@ def tiers() -> None:
         print("gpu     none")
     for note in machine.notes:
         print(f"note    {note}")
-    table = _table("tier", "for", "here", "why not")
+    table = _table("tier", "for", "here", "missing")
+    met = {name: not tier.missing_hardware(machine) for name, tier in found.items()}
     missing = {name: tier.missing(machine) for name, tier in found.items()}
     for name, tier in found.items():
-        table.add_row(name, tier.title, "no" if missing[name] else "yes", "; ".join(missing[name]))
+        table.add_row(name, tier.title, "yes" if met[name] else "no", "; ".join(missing[name]))
     _console().print(table)
-    try:
-        print(f"`{project.PROJECT} execute` runs at tier {choose(found, machine, None).name} here")
-    except UserError:
-        print(f"`{project.PROJECT} execute` cannot run here: no tier is met")
+    best = next((name for name in DETECTED if met.get(name)), None)
+    if best is None:
+        print("`make run` cannot run here: no tier is met")
+    elif missing[best]:
+        print(f"`make run` installs what is missing and runs at tier {best} here")
+    else:
+        print(f"`make run` runs at tier {best} here")
     command = f"`{project.PROJECT} execute --tier {CLUSTER}`"
     if len(machine.gpus) > 1:
         print(f"several GPUs are here: {command} runs on all of them (launcher: torchrun)")

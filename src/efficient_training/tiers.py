@@ -48,15 +48,17 @@ class Tier:
         return {**given, **self.parameters.get(notebook, {})}
 
     def missing(self, machine: Machine) -> list[str]:
-        """Why `machine` does not meet this tier, a phrase for each need; empty where it does."""
+        """Why this tier cannot run here, a phrase for each need of the machine and of packages; empty where it can."""
+        return self.missing_hardware(machine) + [text for need in self.packages if (text := _missing_package(need))]
+
+    def missing_hardware(self, machine: Machine) -> list[str]:
+        """Why `machine` does not meet this tier, whatever is installed on it; empty where it does."""
         submits = self.cluster is not None and self.cluster["launcher"] == "slurm"
         if submits:
-            needs = [] if shutil.which("sbatch") else ["needs sbatch on the PATH, found none"]
-        elif self.device == "cuda":
-            needs = self._missing_gpus(machine)
-        else:
-            needs = _missing_memory("memory", self.memory_gib, machine.memory_bytes)
-        return needs + [phrase for text in self.packages if (phrase := _missing_package(text))]
+            return [] if shutil.which("sbatch") else ["needs sbatch on the PATH, found none"]
+        if self.device == "cuda":
+            return self._missing_gpus(machine)
+        return _missing_memory("memory", self.memory_gib, machine.memory_bytes)
 
     def _missing_gpus(self, machine: Machine) -> list[str]:
         """The first `ranks` GPUs are those that a run uses, so it is they that count."""
