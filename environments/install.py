@@ -8,12 +8,14 @@ A stamp is written last, so that an interrupted installation goes on where it st
 """
 
 import argparse
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 # Here, before a line that an older Python cannot run.
 if not (3, 11) <= sys.version_info[:2] <= (3, 13):
@@ -40,6 +42,7 @@ def main() -> int:
     try:
         venv.parent.mkdir(exist_ok=True)
         with log.open("a", encoding="utf-8") as out:
+            wait_for_others(out, arguments.name)
             print(f"environment .venv/{arguments.name}: installing (log: .venv/{log.name})", flush=True)
             install(arguments.name, venv, out, dev=arguments.dev)
     except subprocess.CalledProcessError as error:
@@ -56,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def install(name: str, venv: Path, out: object, *, dev: bool) -> None:
+def install(name: str, venv: Path, out: TextIO, *, dev: bool) -> None:
     """Create `venv` where it is missing, and install into it; raises `CalledProcessError`."""
     python = venv / "bin" / "python"
     forget_unfinished(venv)
@@ -82,6 +85,15 @@ def install(name: str, venv: Path, out: object, *, dev: bool) -> None:
     (venv / (".installed-dev" if dev else ".installed")).touch()
 
 
+def wait_for_others(out: TextIO, name: str) -> None:
+    """Hold the log's lock, which goes with this process: two installations into one folder would spoil it."""
+    try:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"environment .venv/{name}: waiting for another installation of it", flush=True)
+        fcntl.flock(out, fcntl.LOCK_EX)
+
+
 def usable(python: Path) -> bool:
     """Whether `python` runs and has pip: not where the making of its environment was cut short, or its base is gone."""
     try:
@@ -100,7 +112,7 @@ def forget_unfinished(venv: Path) -> None:
             shutil.rmtree(mark)
 
 
-def install_last(python: Path, requirement: str, *, optional: bool, out: object) -> None:
+def install_last(python: Path, requirement: str, *, optional: bool, out: TextIO) -> None:
     """Install one line of post.txt; an optional one may fail, or be there already as a program."""
     program = {"quarto-cli": "quarto"}.get(requirement.split(">=")[0].split("==")[0])
     if program and shutil.which(program):
@@ -115,9 +127,9 @@ def install_last(python: Path, requirement: str, *, optional: bool, out: object)
         print(f"  {requirement} could not be installed here; the book will be rendered by the preview", flush=True)
 
 
-def run(command: list[str], out: object, timeout: float | None = None) -> None:
+def run(command: list[str], out: TextIO, timeout: float | None = None) -> None:
     """Run `command` with its output in the log."""
-    subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=timeout)  # type: ignore[call-overload]
+    subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=timeout)
 
 
 def step_of(command: list[str]) -> str:

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -62,3 +63,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     out = capsys.readouterr().out
     assert out.startswith("environment .venv/book: ")
     assert out.count("\n") == 1
+
+
+def test_a_second_installation_waits_for_the_first(
+    install: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "book.log"
+    with log.open("a") as mine:
+        install.wait_for_others(mine, "book")
+        assert capsys.readouterr().out == ""
+        threading.Timer(0.2, mine.close).start()
+        with log.open("a") as other:
+            install.wait_for_others(other, "book")
+    assert "waiting for another installation" in capsys.readouterr().out
