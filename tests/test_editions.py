@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def test_a_notebook_that_the_book_does_not_have_is_not_read(project: Any, editio
         ({"reason": "x" * 501}, "invalid record at reason"),
         ({"type": "note"}, "an output carries 'note', expected a record or a claim"),
         ({"conditions": {"a": "\u001b[31m"}}, r"holds the control character U\+001B"),
+        ({"conditions": {"a": "\u202e"}}, r"holds the control character U\+202E"),
     ],
 )
 def test_a_hostile_record_is_named(project: Any, edition: Any, changes: dict[str, Any], message: str) -> None:
@@ -160,6 +162,11 @@ def link(path: Path) -> None:
     path.symlink_to(target)
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def large(path: Path) -> None:
     with path.open("ab") as file:
         file.truncate(60 * 2**20)
@@ -183,8 +190,9 @@ def written(text: str | bytes) -> Callable[[Path], None]:
     [
         (html, "cell c1: output may not hold 'text/html'"),
         (without_provenance, "has no provenance; only what `efficient-training execute` made is an edition"),
-        (link, "a link, or larger than 50 MiB"),
-        (large, "a link, or larger than 50 MiB"),
+        (link, "a link, no plain file, or larger than 50 MiB"),
+        (pipe, "a link, no plain file"),
+        (large, "a link, no plain file, or larger than 50 MiB"),
         (replaced('"value": 1536', '"value": NaN'), "NaN is no JSON"),
         (replaced('"value": 1536', '"value": -Infinity'), "-Infinity is no JSON"),
         (replaced('"value": 1536', '"value": 1e999'), "inf is not finite|invalid record at value"),
@@ -193,6 +201,8 @@ def written(text: str | bytes) -> Callable[[Path], None]:
         (written(""), "not a notebook"),
         (written(b"\xff\xfe"), "not a notebook"),
         (written("[" * 100_000), "not a notebook"),
+        (replaced('"nbformat_minor"', '"x": ' + "[" * 900 + "]" * 900 + ', "nbformat_minor"'), "nested deeper than 50"),
+        (replaced('"nbformat_minor": 5', '"nbformat_minor": "5"'), "not a notebook of format 4"),
         (written("[]"), "not a notebook of format 4"),
         (written('{"nbformat": 3, "metadata": {}, "cells": []}'), "not a notebook of format 4"),
         (written('{"nbformat": 4, "metadata": [], "cells": []}'), "not a notebook of format 4"),
@@ -227,6 +237,7 @@ def test_a_folder_that_is_a_link_is_no_edition(project: Any, edition: Any) -> No
     (project.root / "results/linked").symlink_to(project.root / "results/theirs")
     with pytest.raises(UserError, match="no such edition"):
         load_edition(project.root, "linked")
+    assert edition_names(project.root) == ["reference", "theirs"]
 
 
 def test_read_notebook_reads_one_file(edition: Any) -> None:

@@ -119,6 +119,8 @@ def spoiled(**changes: Any) -> dict[str, Any]:
         (notebook(metadata={"isolated": True}), "output metadata may not hold 'isolated'"),
         (picture(b"GIF89a" + b"\0" * 40), "cell fig-x: image/png is no PNG picture"),
         (picture(png()[:20]), "image/png is no PNG picture"),
+        (picture(png()[:-5]), "image/png is no PNG picture"),
+        (picture(png()[:31] + b"<b>" + png()[34:]), "image/png is no PNG picture"),
         (picture(png(20_000, 2)), "a picture of 20000 x 2 pixels"),
         (picture(png(0, 2)), "a picture of 0 x 2 pixels"),
         (picture(b"\0" * 9_000_000), "a picture of more than 8,000,000 bytes"),

@@ -5,6 +5,7 @@ claims and provenance by JSON Schema, its outputs by what they may hold. Nothing
 """
 
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from .validation import validate
 
 MAX_BYTES = 50 * 2**20
 """Of one executed notebook."""
+MAX_DEPTH = 50
+"""Of its JSON; a record's conditions, the deepest of it, stand at ten."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def load_edition(root: Path, name: str) -> Edition:
     folder = edition_folder(root, name)
     if not folder.is_dir() or folder.is_symlink():
         known = ", ".join(edition_names(root))
-        raise UserError(f"results/{name}: no such edition; known: {known}")
+        raise UserError(f"results/{name}: no such edition; known: {known}; `make run EDITION={name}` makes it")
     book = notebooks(root)
     found: dict[str, NotebookResult] = {}
     homes: dict[str, Path] = {}
@@ -115,7 +118,8 @@ def load_notebook(path: Path, edition: str) -> NotebookResult | None:
 
 def edition_names(root: Path) -> list[str]:
     """The reference edition, and each folder of `results/` that may be one: well named, with a notebook in it."""
-    folders = sorted(path for path in (root / "results").glob("*") if path.is_dir() and any(path.glob("*.ipynb")))
+    folders = sorted(path for path in (root / "results").glob("*") if path.is_dir() and not path.is_symlink())
+    folders = [path for path in folders if any(path.glob("*.ipynb"))]
     return [REFERENCE, *(path.name for path in folders if path.name != REFERENCE and EDITION.fullmatch(path.name))]
 
 
@@ -168,8 +172,10 @@ def load_json(path: Path) -> dict[str, Any]:
     Stricter than `json.loads`: no NaN or infinity, and no key twice, of which other readers might take the other.
     """
     try:
-        if path.is_symlink() or path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: a link, or larger than {MAX_BYTES // 2**20} MiB; an edition may not hold it")
+        # Reading from a pipe would wait for ever.
+        if path.is_symlink() or not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > MAX_BYTES:
+            size = f"{MAX_BYTES // 2**20} MiB"
+            raise UserError(f"{path}: a link, no plain file, or larger than {size}; an edition may not hold it")
         notebook = json.loads(
             path.read_text(encoding="utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
         )
@@ -180,12 +186,29 @@ def load_json(path: Path) -> dict[str, Any]:
     if (
         not isinstance(notebook, dict)
         or notebook.get("nbformat") != 4
+        or not isinstance(notebook.get("nbformat_minor"), int)
         or not isinstance(notebook.get("metadata"), dict)
         or not isinstance(notebook.get("cells"), list)
         or not all(isinstance(cell, dict) for cell in notebook["cells"])
     ):
         raise UserError(f"{path}: not a notebook of format 4")
+    if _deeper(notebook, MAX_DEPTH):
+        raise UserError(f"{path}: lists and objects nested deeper than {MAX_DEPTH}; an edition may not hold it")
     return notebook
+
+
+def _deeper(value: object, depth: int) -> bool:
+    """Whether `value` nests deeper than `depth`, which whoever walks it by recursion relies on; without recursion."""
+    level = [value]
+    while level and depth >= 0:
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        depth -= 1
+    return bool(level)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

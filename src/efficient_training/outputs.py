@@ -12,6 +12,7 @@ import re
 import struct
 import subprocess
 import unicodedata
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -27,10 +28,15 @@ MAX_TEXT = 200_000
 """Characters of one output's text."""
 MAX_PNG = 8_000_000
 """Bytes of one picture."""
+PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 MAX_PIXELS = 10_000
 """Width and height of one picture."""
 PANDOC_TIMEOUT_S = 10
 """What it needs is a hundredth of a second; some nestings take it for ever."""
+
+TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that turn the direction of what follows, the book's own words included."""
 
 NOTEBOOK_METADATA = {"kernelspec", "language_info", METADATA_KEY}
 CELL_METADATA = {"tags"}
@@ -104,7 +110,8 @@ def _check_png(text: str, where: str) -> None:
         data = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
         raise UserError(f"{where}: image/png is not base64") from None
-    if data[:16] != b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" or len(data) < 33:
+    whole = data.endswith(PNG_END) and zlib.crc32(data[12:29]) == int.from_bytes(data[29:33])
+    if not (data.startswith(PNG_START) and whole):
         raise UserError(f"{where}: image/png is no PNG picture")
     width, height = struct.unpack(">II", data[16:24])
     if not (0 < width <= MAX_PIXELS and 0 < height <= MAX_PIXELS):
@@ -174,7 +181,7 @@ def _node_fault(node: Mapping[str, Any]) -> str | None:
 
 
 def _check_characters(value: Any, where: str) -> None:
-    """No control characters (a terminal would obey them), no lone surrogates (they cannot be written)."""
+    """No control characters (a terminal would obey them), no lone surrogates (they cannot be written), no reversal."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -184,9 +191,13 @@ def _check_characters(value: Any, where: str) -> None:
         elif isinstance(item, list):
             stack.extend(item)
         elif isinstance(item, str) and not item.isprintable():
-            bad = next((c for c in item if c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cs")), None)
+            bad = next((c for c in item if c in TURNS or (c not in "\t\n\r" and _is_control(c))), None)
             if bad:
                 raise UserError(f"{where}: holds the control character U+{ord(bad):04X}")
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs")
 
 
 def _only(what: str, keys: Mapping[Any, Any], allowed: Collection[str], where: str) -> None:
