@@ -163,6 +163,9 @@ def test_a_place_that_cannot_be_written_is_told(project: Any, capsys: pytest.Cap
     err = capsys.readouterr().err
     assert err.startswith(f"error: {project.root / 'results/other'}: ")
     assert err.count("\n") == 1
+    (project.root / "results/linked").symlink_to(project.root / "results/here")
+    assert project.run("execute", "--edition", "linked") == 2
+    assert "results/linked: a link, which no edition may be" in capsys.readouterr().err
 
 
 def test_kill_9_leaves_no_kernel_and_no_half_edition_and_the_next_run_resumes(project: Any) -> None:

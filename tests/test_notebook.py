@@ -1,4 +1,5 @@
 import json
+import resource
 from typing import Any
 
 import nbformat
@@ -73,6 +74,23 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Any) -> None:
     made.cells[0].source = "\ud800"
     with pytest.raises(UnicodeEncodeError):
         nb.write(made, path)
+    assert path.read_bytes() == before
+    assert [item.name for item in tmp_path.iterdir()] == ["01-x.ipynb"]
+
+
+def test_a_write_for_which_there_is_no_room_names_the_file_and_leaves_the_old_one(tmp_path: Any) -> None:
+    path = tmp_path / "01-x.ipynb"
+    made = executed()
+    nb.write(made, path)
+    before = path.read_bytes()
+    made.cells[0].source = "x" * 100_000
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"01-x\.ipynb"):
+            nb.write(made, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
     assert [item.name for item in tmp_path.iterdir()] == ["01-x.ipynb"]
 

@@ -47,7 +47,8 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         return 0  # whoever read the output has seen enough
     except OSError as error:
-        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        # Writing to a full disk does not say of which file; the folder at least is known.
+        return _complain(f"{error.filename or Path.cwd()}: {error.strerror or error}; mend that, then go on")
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):

@@ -218,6 +218,8 @@ def _executed(job: Job) -> NotebookNode | None:
 @contextmanager
 def _alone(state: Path, edition: str) -> Iterator[None]:
     """Hold the edition's lock, which the system drops with this process however that ends."""
+    if state.is_symlink():
+        raise UserError(f"results/{edition}: a link, which no edition may be; remove it, or choose another --edition")
     state.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(state / ".lock", timeout=0):

@@ -92,7 +92,10 @@ def dumps(notebook: NotebookNode) -> str:
 
 
 def write(notebook: NotebookNode, path: Path) -> None:
-    """Write `notebook` to `path` in one step: whoever reads, or kills this process, finds the old or the new file."""
+    """Write `notebook` to `path` in one step: whoever reads, or kills this process, finds the old or the new file.
+
+    Raises `OSError` with the file's name, which writing to a full disk leaves out.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
@@ -102,8 +105,10 @@ def write(notebook: NotebookNode, path: Path) -> None:
             os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 
