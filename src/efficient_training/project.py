@@ -36,6 +36,14 @@ def _is_root(folder: Path) -> bool:
     return (folder / "_quarto.yml").is_file() and (folder / "environments").is_dir()
 
 
+def read_text(path: Path) -> str:
+    """The text of a source at `path`; raises `UserError` where it is not UTF-8, `OSError` where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
 def notebooks(root: Path) -> dict[str, Path]:
     """The project's notebooks by name (`03-checkpointing`), in order; raises `UserError` on a badly named file."""
     found: dict[str, Path] = {}

@@ -116,6 +116,17 @@ def test_a_failed_rendering_leaves_the_last_book_as_it_was(sample: Path, edit: E
         ("method: katex", "method: mathjax", "html-math-method must be {method: katex"),
         ("  - efficient-training", "  - other", "_extensions/other/_extension.yml does not exist"),
         ("book:", "book: [", "not YAML"),
+        ("project:\n  type: book\n  output-dir: _book", "project: book", "project.type must be book"),
+        ("chapters:", "chapters: 5  #", "not YAML"),
+        ("- chapters/two.qmd", "- 5", "5 is not of type 'string'"),
+        ("- chapters/preface.qmd", "- {part: x}", "'chapters' is a required property"),
+        ("- chapters/preface.qmd", "- {part: x, chapters: [{a: 1}]}", "{'a': 1} is not of type 'string'"),
+        ("- chapters/two.qmd", "- chapters", "chapters is not a file"),
+        ("toc-depth: 3", "toc-depth: deep", "'deep' is not of type 'integer'"),
+        ("  - efficient-training", "  - 5", "5 is not of type 'string'"),
+        ("book:", "book:\n  page-footer: [a]\n  repo-url: 5\nx:", "invalid quarto at book"),
+        ("url: assets/katex", "url: index.qmd #", "index.qmd is not a folder"),
+        ("bibliography: chapters/references.bib", "bibliography: chapters", "chapters is not a file"),
     ],
 )
 def test_a_project_file_that_cannot_be_used(sample: Path, edit: Edit, old: str, new: str, complaint: str) -> None:
@@ -124,6 +135,27 @@ def test_a_project_file_that_cannot_be_used(sample: Path, edit: Edit, old: str, 
         render_preview(sample, sample / "_book")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["_quarto.yml", "index.qmd", "chapters/two.qmd"])
+def test_a_source_that_is_no_text_is_named(sample: Path, name: str) -> None:
+    (sample / name).write_bytes(b"\xff\xfe\0")
+    with pytest.raises(UserError, match=rf"{name}: not UTF-8 text \(byte 0\); save it as UTF-8"):
+        render_preview(sample, sample / "_book")
+
+
+@pytest.mark.parametrize("text", ["", "contributes: 5", "contributes: {filters: x}", "\t:"])
+def test_an_extension_that_cannot_be_used_is_named(sample: Path, text: str) -> None:
+    (sample / "_extensions/efficient-training/_extension.yml").write_text(text)
+    with pytest.raises(UserError, match=r"_extension\.yml: ") as caught:
+        render_preview(sample, sample / "_book")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_landing_page_without_a_title_is_refused(sample: Path) -> None:
+    (sample / "index.qmd").write_text("")
+    with pytest.raises(UserError, match=r"index\.qmd: no title"):
+        render_preview(sample, sample / "_book")
 
 
 def test_a_page_without_a_title_is_refused(sample: Path) -> None:

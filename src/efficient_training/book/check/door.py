@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ... import project
 from ...editions import REFERENCE, load_edition
 from ...errors import UserError
+from ...project import read_text
+from ..preview.project import load_config
 from . import bindings, quantities
 from .captions import placed, read_captions
 from .embeds import check_embeds, labelled_cells
@@ -82,13 +82,8 @@ def survey(root: Path, edition: str = REFERENCE) -> Survey:
 
 
 def _config(root: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load((root / QUARTO).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{root / QUARTO}: no such file; run this in a clone of the book") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{root / QUARTO}: not YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(config, dict) or not isinstance(config.get("book"), dict):
+    config = load_config(root / QUARTO)
+    if not isinstance(config.get("book"), dict):
         raise UserError(f"{root / QUARTO}: the key 'book' is missing")
     return config
 
@@ -123,5 +118,5 @@ def _pages(root: Path, listed: list[str]) -> Iterator[Problem]:
 
 
 def _line(root: Path, words: str) -> int:
-    text = (root / QUARTO).read_text(encoding="utf-8")
+    text = read_text(root / QUARTO)
     return text.count("\n", 0, max(text.find(words), 0)) + 1

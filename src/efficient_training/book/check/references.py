@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from ...project import read_text
 from .problems import Problem
 from .quantities import quantities
 from .source import Block, Chapter
@@ -21,7 +22,7 @@ BOOK_WIDE = ("fig-", "tbl-", "eq-", "sec-", "lst-")
 
 def bibliography_keys(paths: Sequence[Path]) -> set[str]:
     """The keys of BibTeX files; files that are not there have none."""
-    return {key for path in paths if path.is_file() for key in ENTRY.findall(path.read_text(encoding="utf-8"))}
+    return {key for path in paths if path.is_file() for key in ENTRY.findall(read_text(path))}
 
 
 def check_references(

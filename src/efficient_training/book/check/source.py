@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...project import read_text
 from ..preview.pandoc import READER, executable
 from .text import first_words
 
@@ -71,7 +72,7 @@ def read_chapters(root: Path, names: list[str]) -> list[Chapter]:
 
 
 def _read(root: Path, name: str) -> Chapter:
-    return parse(root, Path(name), (root / name).read_text(encoding="utf-8"))
+    return parse(root, Path(name), read_text(root / name))
 
 
 def parse(root: Path, path: Path, text: str) -> Chapter:

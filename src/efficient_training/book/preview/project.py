@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 
 from ...errors import UserError
+from ...project import read_text
+from ...validation import validate
 
 HEADING = re.compile(r"# +(?P<title>.*?)\s*(?P<attributes>\{[^{}]*\})?\s*")
 FENCE = re.compile(r"\s*(`{3,}|~{3,})")
@@ -53,9 +55,12 @@ class Project:
 def read_project(root: Path) -> Project:
     """Read `root/_quarto.yml`; raises `UserError` naming the first key that the preview cannot use."""
     path = root / "_quarto.yml"
-    config = _load(path)
-    book = _mapping(config, "book", path)
-    html = _mapping(_mapping(config, "format", path), "html", path)
+    config = load_config(path)
+    kind = config.get("project")
+    if not isinstance(kind, dict) or kind.get("type") != "book":
+        raise UserError(f"{path}: project.type must be book")
+    validate(config, "quarto", str(path))
+    book, html = config["book"], config["format"]["html"]
     math = html.get("html-math-method")
     if not isinstance(math, dict) or math.get("method") != "katex" or "url" not in math:
         raise UserError(
@@ -70,12 +75,12 @@ def read_project(root: Path) -> Project:
         pages=tuple(_pages(root, book, path)),
         bibliography=tuple(_existing(root, name, path) for name in _list(config.get("bibliography"))),
         filters=tuple(file for name in _list(config.get("filters")) for file in _filters(root, name, path)),
-        katex=_existing(root, str(math["url"]).rstrip("/"), path),
-        footer={"left": str(footer)} if isinstance(footer, str) else {key: str(value) for key, value in footer.items()},
-        toc_depth=int(html.get("toc-depth", 3)),
-        number_depth=int(html.get("number-depth", 6)),
+        katex=_existing(root, str(math["url"]).rstrip("/"), path, folder=True),
+        footer={"left": footer} if isinstance(footer, str) else footer,
+        toc_depth=html.get("toc-depth", 3),
+        number_depth=html.get("number-depth", 6),
         repository=book.get("repo-url"),
-        author=book.get("author"),
+        author=", ".join(_list(book.get("author"))) or None,
     )
 
 
@@ -95,60 +100,53 @@ def source_lines(text: str) -> Iterator[tuple[int, str]]:
 def _pages(root: Path, book: Mapping[str, Any], path: Path) -> Iterator[Page]:
     chapters = 0
     appendices = 0
-    for name, part, appendix in _listed(book, path):
+    for name, part, appendix in _listed(book):
         source = _existing(root, name, path)
         if source.suffix != ".qmd":
             raise UserError(f"{path}: {name}: a page of the book must be a .qmd file")
+        unnumbered = _unnumbered(source)
         number = ""
         if appendix:
             appendices += 1
             number = chr(ord("A") + appendices - 1)
-        elif name != "index.qmd" and not _unnumbered(source):
+        elif name != "index.qmd" and not unnumbered:
             chapters += 1
             number = str(chapters)
         yield Page(source, name, str(PurePosixPath(name).with_suffix(".html")), number, part, appendix)
 
 
-def _listed(book: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str | None, bool]]:
+def _listed(book: Mapping[str, Any]) -> Iterator[tuple[str, str | None, bool]]:
     """Every page that the project names: file, part, whether it is an appendix."""
     for entry in _list(book.get("chapters")):
         if isinstance(entry, str):
             yield entry, None, False
-        elif isinstance(entry, dict) and isinstance(entry.get("part"), str):
-            for name in _list(entry.get("chapters")):
-                yield name, entry["part"], False
         else:
-            raise UserError(f"{path}: book.chapters: expected a file, or a part with its chapters, got {entry!r}")
+            for name in entry["chapters"]:
+                yield name, entry["part"], False
     for name in _list(book.get("appendices")):
         yield name, "Appendices", True
 
 
 def _unnumbered(source: Path) -> bool:
     """Whether the page's title is marked `.unnumbered` (or `-`); raises `UserError` where a page has no title."""
-    for _, line in source_lines(source.read_text(encoding="utf-8")):
+    for _, line in source_lines(read_text(source)):
         match = HEADING.fullmatch(line)
         if match:
             return bool(re.search(r"\.unnumbered\b|\{-\}", match["attributes"] or ""))
     raise UserError(f"{source}: no title; begin the page with '# Title {{#sec-name}}'")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_config(path: Path) -> dict[str, Any]:
+    """What `_quarto.yml` or another such file at `path` says; raises `UserError` where it says nothing."""
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(read_text(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; a book is rendered from the folder that holds _quarto.yml") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(config, dict) or (config.get("project") or {}).get("type") != "book":
-        raise UserError(f"{path}: project.type must be book")
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no keys; take it from git")
     return config
-
-
-def _mapping(config: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
-    value = config.get(key)
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: the key {key!r} is missing, or no mapping")
-    return value
 
 
 def _list(value: Any) -> list[Any]:
@@ -157,10 +155,13 @@ def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _existing(root: Path, name: str, path: Path) -> Path:
-    if not (root / name).exists():
-        raise UserError(f"{path}: {name} does not exist")
-    return root / name
+def _existing(root: Path, name: str, path: Path, *, folder: bool = False) -> Path:
+    found = root / name
+    if not (found.is_dir() if folder else found.is_file()):
+        raise UserError(
+            f"{path}: {name} {'is not a ' + ('folder' if folder else 'file') if found.exists() else 'does not exist'}"
+        )
+    return found
 
 
 def _filters(root: Path, name: str, path: Path) -> list[Path]:
@@ -168,5 +169,8 @@ def _filters(root: Path, name: str, path: Path) -> list[Path]:
     if name.endswith(".lua"):
         return [_existing(root, name, path)]
     extension = _existing(root, f"_extensions/{name}/_extension.yml", path)
-    contributed = yaml.safe_load(extension.read_text(encoding="utf-8"))["contributes"]["filters"]
-    return [_existing(extension.parent, file, extension) for file in contributed]
+    contributed = load_config(extension).get("contributes")
+    files = contributed.get("filters") if isinstance(contributed, dict) else None
+    if not isinstance(files, list):
+        raise UserError(f"{extension}: contributes.filters must be a list of Lua files")
+    return [_existing(extension.parent, str(file), extension) for file in files]
