@@ -54,7 +54,14 @@ def test_quarto_in_the_environment(bare: Path, monkeypatch: pytest.MonkeyPatch, 
     assert find_quarto()[0] == path
 
 
-@pytest.mark.parametrize(("version", "reason"), [("1.6.42", "1.7 or newer"), ("none", "does not tell its version")])
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("1.6.42", "1.7 or newer"),
+        ("none", "does not tell its version"),
+        (r"; printf '\377\376'", "does not tell its version"),
+    ],
+)
 def test_a_quarto_that_does_not_serve(bare: Path, version: str, reason: str) -> None:
     path = program(bare, version)
     found, why = find_quarto()
@@ -76,6 +83,12 @@ def test_quarto_failing_is_told_in_its_own_words(bare: Path, sample: Path) -> No
     with pytest.raises(UserError) as caught:
         render_quarto(quarto, sample)
     assert str(caught.value) == f"quarto render failed in {sample}: ERROR: the notebook is no notebook"
+
+
+def test_what_quarto_says_need_not_be_utf_8(bare: Path, sample: Path) -> None:
+    quarto = program(bare, "1.7.1", r"printf 'ERROR: \377 is no letter\n' >&2; exit 1")
+    with pytest.raises(UserError, match="ERROR: \ufffd is no letter"):
+        render_quarto(quarto, sample)
 
 
 def test_what_quarto_only_warns_of_fails(bare: Path, sample: Path) -> None:

@@ -5,10 +5,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError, UserErrors
 
 MINIMUM = (1, 7)
+AS_TEXT: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
 TROUBLE = re.compile(r"(?:\[?(?:WARN(?:ING)?|ERROR)\]?:?\s*)+")
 FATAL_WARNINGS = ("Unable to resolve crossref", "citation", "Could not fetch resource", "Unable to resolve link")
 
@@ -21,7 +23,7 @@ def find_quarto() -> tuple[Path | None, str]:
         return None, "no quarto on the PATH or in this environment"
     wanted = ".".join(map(str, MINIMUM))
     try:
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([found, "--version"], timeout=60, check=False, **AS_TEXT)
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"{found} does not run ({error})"
     version = re.match(r"(\d+)\.(\d+)", done.stdout.strip())
@@ -39,9 +41,7 @@ def render_quarto(quarto: Path, root: Path) -> Path:
     file that it could not find.
     """
     # Never --execute: Quarto would rewrite the notebooks in place.
-    done = subprocess.run(
-        [str(quarto), "render", str(root), "--to", "html"], capture_output=True, encoding="utf-8", check=False
-    )
+    done = subprocess.run([str(quarto), "render", str(root), "--to", "html"], check=False, **AS_TEXT)
     messages = [line for line in done.stderr.splitlines() if TROUBLE.match(line)]
     if done.returncode:
         said = messages or done.stderr.split("\n")
