@@ -82,4 +82,4 @@ lock: .venv/cpu/.installed-dev  ## compile the requirements again
 
 clean:  ## remove what was rendered and installed; editions in results/ stay
 	rm -f .venv/*/.installed*
-	rm -rf _book _build .venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf _book _build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

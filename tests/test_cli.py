@@ -43,6 +43,8 @@ CLUSTER = (
 def test_bad_input_is_one_line_on_stderr_and_exit_2(
     project: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
+    if arguments[0] == "execute" and arguments[1] in ("--notebook", "--tier"):
+        pytest.importorskip("papermill")
     project.notebook("01-memory", ["pass"])
     assert project.run(*arguments) == 2
     out, err = capsys.readouterr()
@@ -55,6 +57,7 @@ def test_bad_input_is_one_line_on_stderr_and_exit_2(
 def test_a_bad_tier_is_bad_input_for_every_command_that_reads_it(
     project: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("papermill")
     project.tier("gpu", GPU + "paint: green\n")
     for command in ("tiers", "status", "execute"):
         assert project.run(command) == 2
@@ -91,6 +94,15 @@ from efficient_training import cli, editions, machine, outputs, provenance, stat
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "import sys; import efficient_training.cli; assert 'nbformat' not in sys.modules, 'slow to import'"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["typer", "yaml"])
+def test_an_environment_without_a_package_is_one_line(project: Any, name: str) -> None:
+    code = f"import sys; sys.modules[{name!r}] = None; from efficient_training.__main__ import main; main()"
+    run = subprocess.run([sys.executable, "-c", code, "tiers"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"error: {sys.prefix}: this environment lacks the package {name}; delete that folder")
+    assert run.stderr.count("\n") == 1
 
 
 def test_tiers_shows_the_machine_and_why_not(
