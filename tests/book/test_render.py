@@ -82,7 +82,17 @@ def test_quarto_failing_is_told_in_its_own_words(bare: Path, sample: Path) -> No
     quarto = program(bare, "1.7.1", 'echo "ERROR: the notebook is no notebook" >&2; echo "Stack trace:" >&2; exit 1')
     with pytest.raises(UserError) as caught:
         render_quarto(quarto, sample)
-    assert str(caught.value) == f"quarto render failed in {sample}: ERROR: the notebook is no notebook"
+    assert str(caught.value) == (
+        f"quarto render failed in {sample}: ERROR: the notebook is no notebook; "
+        "`render --renderer preview` does without Quarto"
+    )
+
+
+def test_an_older_book_is_not_taken_for_what_quarto_rendered(bare: Path, sample: Path) -> None:
+    (sample / "_book").mkdir()
+    (sample / "_book" / "index.html").write_text("an older book", encoding="utf-8")
+    with pytest.raises(UserError, match="quarto render wrote no"):
+        render_quarto(program(bare, "1.7.1"), sample)
 
 
 def test_what_quarto_says_need_not_be_utf_8(bare: Path, sample: Path) -> None:

@@ -40,17 +40,20 @@ def render_quarto(quarto: Path, root: Path) -> Path:
     Raises `UserError` with Quarto's own words where it fails, and where it only warns of a reference, a citation or a
     file that it could not find.
     """
+    index = root / "_book" / "index.html"
+    before = index.stat().st_mtime_ns if index.exists() else None
     # Never --execute: Quarto would rewrite the notebooks in place.
     done = subprocess.run([str(quarto), "render", str(root), "--to", "html"], check=False, **AS_TEXT)
     messages = [line for line in done.stderr.splitlines() if TROUBLE.match(line)]
     if done.returncode:
         said = messages or done.stderr.split("\n")
         what = next((line for line in reversed(said) if line.strip()), f"exit code {done.returncode}")
-        raise UserError(f"quarto render failed in {root}: {what.strip()}")
+        raise UserError(
+            f"quarto render failed in {root}: {what.strip()}; `render --renderer preview` does without Quarto"
+        )
     fatal = [line for line in messages if any(warning in line for warning in FATAL_WARNINGS)]
     if fatal:
         raise UserErrors(list(dict.fromkeys(f"{root}: {TROUBLE.sub('', line, count=1)}" for line in fatal)))
-    index = root / "_book" / "index.html"
-    if not index.exists():
+    if not index.exists() or index.stat().st_mtime_ns == before:
         raise UserError(f"quarto render wrote no {index}; look at project.output-dir in {root / '_quarto.yml'}")
     return index
