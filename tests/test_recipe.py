@@ -1,0 +1,70 @@
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from efficient_training.errors import UserError
+from efficient_training.fields import from_mapping, to_mapping
+from efficient_training.models import load_shape
+from efficient_training.recipe import Recipe, accumulation_steps
+from efficient_training.workload import Workload
+
+
+def workload(tokens: int = 4096, sequence: int = 512) -> Workload:
+    return Workload(load_shape("qwen2.5-0.5b"), sequence, tokens)
+
+
+recipes = st.builds(
+    Recipe,
+    micro_batch=st.integers(1, 64),
+    precision=st.sampled_from(["fp32", "bf16-autocast", "fp16-autocast", "bf16"]),
+    checkpointing=st.sampled_from(["none", "full", "selective"]),
+    optimizer=st.sampled_from(["loop", "foreach", "fused"]),
+    loss=st.sampled_from(["upcast", "native", "chunked"]),
+    attention=st.sampled_from(["math", "efficient", "sdpa"]),
+    compile=st.booleans(),
+)
+
+
+@given(recipes)
+def test_a_recipe_travels_through_yaml(recipe: Recipe) -> None:
+    assert from_mapping(Recipe, yaml.safe_load(yaml.safe_dump(to_mapping(recipe))), "recipe.yml") == recipe
+
+
+def test_a_workload_travels_through_yaml_with_its_model() -> None:
+    made = workload()
+    assert from_mapping(Workload, yaml.safe_load(yaml.safe_dump(to_mapping(made))), "workload.yml") == made
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"micro_batch": 0}, "micro_batch must be above zero, got 0"),
+        ({"micro_batch": True}, "micro_batch must be a whole number, got True"),
+        ({"micro_batch": 1, "precision": "fp8"}, "precision must be one of fp32, bf16-autocast, .*, got 'fp8'"),
+        ({"micro_batch": 1, "precison": "fp32"}, "has no field 'precison'; fields: micro_batch, precision"),
+        ({"precision": "fp32"}, "needs the field 'micro_batch'"),
+        ({"micro_batch": 1, "checkpoint_every": 2}, "checkpoint_every needs checkpointing: full, got none"),
+        ({"micro_batch": 1, "attention": "flash"}, "attention flash needs 16-bit inputs"),
+        ([], "must be a mapping of fields, got list"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_naming_file_and_field(data: object, message: str) -> None:
+    with pytest.raises(UserError, match=f"^my.yml: .*{message}"):
+        from_mapping(Recipe, data, "my.yml")
+
+
+def test_accumulation_steps_follow_from_workload_and_micro_batch() -> None:
+    assert accumulation_steps(workload(), Recipe(micro_batch=2)) == 4
+    with pytest.raises(UserError, match=r"micro_batch \(3\) must divide the 8 sequences"):
+        accumulation_steps(workload(), Recipe(micro_batch=3))
+
+
+def test_a_step_is_a_whole_number_of_sequences() -> None:
+    with pytest.raises(UserError, match="must be a multiple of sequence_length"):
+        workload(tokens=1000)
+
+
+def test_learned_positions_bound_the_sequence() -> None:
+    with pytest.raises(UserError, match="more than the 1024 positions"):
+        Workload(load_shape("gpt2"), 2048, 2048)
