@@ -1,0 +1,73 @@
+"""Activation checkpointing of a transformers model's blocks, as a recipe asks for it."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
+
+from .cuda_rules import ContextFn, recomputing
+from .recipe import Recipe
+
+ATEN = torch.ops.aten
+SAVED_BY_SELECTIVE = frozenset(
+    {
+        ATEN.mm.default,
+        ATEN.addmm.default,
+        ATEN.bmm.default,
+        ATEN._scaled_dot_product_flash_attention.default,
+        ATEN._scaled_dot_product_efficient_attention.default,
+        ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+"""Operators whose results selective checkpointing keeps: matrix products and attention, the dear ones to run again."""
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in SAVED_BY_SELECTIVE else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Segment(nn.Module):
+    """Consecutive blocks of a model, run under one checkpoint: only what goes in is kept for backward."""
+
+    def __init__(self, blocks: list[nn.Module], context_fn: ContextFn | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.context_fn = context_fn
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run the blocks one after the other, to be run again in backward."""
+        run = partial(self._run, *args, **kwargs)
+        context_fn = recomputing(self.context_fn or noop_context_fn)
+        return checkpoint(run, hidden, use_reentrant=False, context_fn=context_fn)  # type: ignore[no-any-return]
+
+    def _run(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        *rest, hidden = args
+        for block in self.blocks:
+            out = block(hidden, *rest, **kwargs)
+            hidden = out[0] if isinstance(out, tuple) else out
+        return hidden  # type: ignore[no-any-return]
+
+
+def block_list(model: nn.Module) -> tuple[nn.Module, str]:
+    """The module that holds a causal language model's blocks, and the attribute: `layers`, or `h` in GPT-2."""
+    base = model.base_model if isinstance(model.base_model, nn.Module) else model
+    return base, "h" if hasattr(base, "h") else "layers"
+
+
+def apply_checkpointing(model: nn.Module, recipe: Recipe) -> None:
+    """Put the model's blocks into checkpointed segments, in place; nothing changes under `checkpointing: none`."""
+    if recipe.checkpointing == "none":
+        return
+    selective = recipe.checkpointing == "selective"
+    context_fn = partial(create_selective_checkpoint_contexts, _policy) if selective else None
+    owner, name = block_list(model)
+    blocks, every = list(getattr(owner, name)), recipe.checkpoint_every
+    segments = [Segment(blocks[start : start + every], context_fn) for start in range(0, len(blocks), every)]
+    setattr(owner, name, nn.ModuleList(segments))

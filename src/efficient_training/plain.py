@@ -1,0 +1,43 @@
+"""The training loop of most scripts: the model computes its own loss, and its `outputs` live through the whole step.
+
+It is here to be measured beside `run.Trainer`, which drops the logits as soon as the loss is known.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from .models import ModelShape
+from .recipe import Recipe
+from .run import AUTOCAST, PhaseContext, Trainer, _no_phase, build_trainer
+
+
+class PlainTrainer(Trainer):
+    """A `Trainer` whose step is the plain loop; its loss is the one in transformers, whatever the recipe's `loss`."""
+
+    def step(self, window: Sequence[torch.Tensor], phase: PhaseContext = _no_phase) -> torch.Tensor:
+        """One optimizer step over a window of micro-batches (sequences, tokens); the mean of their mean losses."""
+        dtype, model = AUTOCAST.get(self.recipe.precision), cast(Any, self.model)
+        losses = []
+        for ids in window:
+            with phase("forward"), torch.autocast(ids.device.type, dtype, enabled=dtype is not None):
+                outputs = model(input_ids=ids, labels=ids)
+                loss = outputs.loss / len(window)
+            with phase("backward"):
+                (self.scaler.scale(loss) if self.scaler else loss).backward()
+            losses.append(loss.detach())
+        with phase("optimizer step"):
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum()
+
+
+def build_plain(shape: ModelShape, recipe: Recipe, device: str | torch.device = "cpu") -> PlainTrainer:
+    """As `build_trainer`, with the plain loop."""
+    made = build_trainer(shape, recipe, device)
+    return PlainTrainer(made.model, made.optimizer, made.recipe, made.scaler)

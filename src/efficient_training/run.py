@@ -1,0 +1,123 @@
+"""One training step, and the model and optimizer for it: the loop that is run, and traced, everywhere in the book."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from .attention import implementation
+from .blocks import apply_checkpointing
+from .losses import IGNORE, shift_labels, token_loss_sum
+from .models import ModelShape
+from .recipe import Recipe
+
+AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
+PhaseContext = Callable[[str], AbstractContextManager[None]]
+
+
+def _no_phase(name: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def hugging_face_config(shape: ModelShape, attention: str) -> Any:
+    """The transformers configuration of `shape`, with the given attention implementation and no cache."""
+    from transformers import AutoConfig
+
+    common: dict[str, Any] = {"vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "use_cache": False}
+    common |= {"attn_implementation": attention, "bos_token_id": None, "eos_token_id": None}
+    if shape.family == "gpt2":
+        return AutoConfig.for_model(
+            "gpt2", n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.ffn,
+            n_positions=shape.positions, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **common,
+        )  # fmt: skip
+    if shape.family != "qwen2":
+        common["attention_bias"] = shape.attention_bias
+    if shape.family in ("llama",):
+        common["mlp_bias"] = shape.mlp_bias
+    return AutoConfig.for_model(
+        shape.family, hidden_size=shape.hidden, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, intermediate_size=shape.ffn,
+        max_position_embeddings=shape.positions, **common,
+    )  # fmt: skip
+
+
+def build_model(shape: ModelShape, recipe: Recipe, device: str | torch.device = "cpu") -> nn.Module:
+    """A transformers model of `shape` with random weights, in the recipe's precision and with its checkpointing.
+
+    Memory and time do not depend on the values of the weights.
+    """
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    config = hugging_face_config(shape, implementation(recipe.attention))
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    apply_checkpointing(model, recipe)
+    model.train()
+    return model  # type: ignore[no-any-return]
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe, lr: float = 1e-4) -> torch.optim.AdamW:
+    """AdamW over the model's trainable parameters, in the recipe's implementation."""
+    flags: dict[str, Any] = (
+        {"fused": True} if recipe.optimizer == "fused" else {"foreach": recipe.optimizer == "foreach"}
+    )
+    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=lr, **flags)
+
+
+@dataclass
+class Trainer:
+    """A model, its optimizer and, under fp16, its gradient scaler: all that a step needs."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    recipe: Recipe
+    scaler: torch.amp.GradScaler | None = field(default=None)
+
+    def step(self, window: Sequence[torch.Tensor], phase: PhaseContext = _no_phase) -> torch.Tensor:
+        """One optimizer step over a window of micro-batches of token ids (sequences, tokens); their mean loss a token.
+
+        The summed loss of each micro-batch is divided by the predicted tokens of the whole window, so that the gradient
+        is that of the window as one batch. `phase` gets the names `forward`, `backward` and `optimizer step`.
+        """
+        targets = [shift_labels(ids) for ids in window]
+        tokens = sum(int(ids.shape[0] * (ids.shape[1] - 1)) for ids in window)
+        total: torch.Tensor | None = None
+        for ids, target in zip(window, targets, strict=True):
+            with phase("forward"):
+                loss = self._loss(ids, target) / tokens
+            with phase("backward"):
+                (self.scaler.scale(loss) if self.scaler else loss).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+            del loss
+        with phase("optimizer step"):
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        assert total is not None
+        return total
+
+    def _loss(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        dtype, model = AUTOCAST.get(self.recipe.precision), cast(Any, self.model)
+        with torch.autocast(ids.device.type, dtype, enabled=dtype is not None):
+            hidden = model.base_model(input_ids=ids).last_hidden_state
+            head = model.get_output_embeddings().weight
+            return token_loss_sum(hidden, head, target, self.recipe.loss)
+
+
+def build_trainer(shape: ModelShape, recipe: Recipe, device: str | torch.device = "cpu") -> Trainer:
+    """Model, optimizer and scaler for `recipe`."""
+    model = build_model(shape, recipe, device)
+    scaler = None
+    if recipe.precision == "fp16-autocast":
+        scaler = torch.amp.GradScaler(torch.device(device).type)
+    return Trainer(model, build_optimizer(model, recipe), recipe, scaler)
+
+
+__all__ = ["IGNORE", "Trainer", "build_model", "build_optimizer", "build_trainer", "hugging_face_config"]
