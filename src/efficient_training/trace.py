@@ -1,0 +1,169 @@
+"""The ledger of a CUDA training step without the hardware: the real loop, run on fake tensors.
+
+Fake tensors have shapes, dtypes and storages, but no data, so that the step of a 70B model needs neither its memory nor
+its time. Deep models are not even built: two shallow ones are traced, and what a block adds is added for the others.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .cuda_rules import as_on_cuda
+from .fields import to_mapping
+from .ledger import PHASES, Ledger
+from .measure.memory import MemoryTracker, Sample
+from .models import ModelShape
+from .recipe import Recipe, accumulation_steps
+from .run import Trainer, build_trainer
+from .workload import Workload
+
+Kernels = Literal["cuda", "cpu"]
+Timeline = dict[str, list[Sample]]
+Build = Callable[[ModelShape, Recipe], Trainer]
+
+KEYED = (
+    *("trace.py", "run.py", "losses.py", "chunks.py", "blocks.py", "attention.py", "cuda_rules.py"),
+    "measure/memory.py",
+)
+"""The package's files on which a trace depends: a cached one is kept no longer than they stay as they are."""
+
+SHALLOW_SEGMENTS = 3
+"""Checkpointed segments of the shallower trace: a first, a last, and one between."""
+
+
+class _FakeScaler(torch.amp.GradScaler):
+    """A gradient scaler that always steps: fake tensors have no values in which an overflow could be found."""
+
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+
+def track_step(trainer: Trainer, window: Sequence[torch.Tensor], vocabulary: int, *, warmed: bool = False) -> Timeline:
+    """Samples of one step in its steady state, by phase; of an accumulated one, its last micro-batch.
+
+    A step is run before it, unless it is `warmed`, so that the optimizer has its state; and under accumulation the
+    micro-batches before the last, so that gradients are there from the start, as they are for all but the first.
+    """
+    if not warmed:
+        trainer.step(window)
+    tracker = MemoryTracker(trainer.model, trainer.optimizer, vocabulary=vocabulary)
+    seen = {"forward": 0}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        if name == "forward":
+            seen["forward"] += 1
+            if seen["forward"] == len(window):
+                tracker.__enter__()
+        with tracker.phase(name) if seen["forward"] == len(window) else nullcontext():
+            yield
+
+    trainer.step(window, phase)
+    tracker.__exit__(None, None, None)
+    timeline: Timeline = {name: [] for name in PHASES}
+    for sample in tracker.timeline:
+        if sample.phase in timeline:
+            timeline[sample.phase].append(sample)
+    return timeline
+
+
+def ledger_of(timeline: Timeline, view: Literal["run", "traced"]) -> Ledger:
+    """The ledger of a timeline: each phase at the instant of its peak, the first where there are several."""
+    peaks = {name: max(samples, key=lambda sample: sample.bytes) for name, samples in timeline.items()}
+    return Ledger(view, {"device": {name: dict(peak.components) for name, peak in peaks.items()}})
+
+
+def trace_timeline(
+    shape: ModelShape, workload: Workload, recipe: Recipe, kernels: Kernels, build: Build = build_trainer
+) -> Timeline:
+    """Trace a model of `shape` as it stands, all of its layers, in the loop that `build` makes."""
+    steps = min(accumulation_steps(workload, recipe), 2)
+    with FakeTensorMode(allow_non_fake_inputs=True), as_on_cuda() if kernels == "cuda" else nullcontext():
+        trainer = build(shape, recipe)
+        if trainer.scaler is not None:
+            trainer.scaler = _FakeScaler("cpu")
+        size = (recipe.micro_batch, workload.sequence_length)
+        window = [torch.randint(0, shape.vocab, size) for _ in range(steps)]
+        return track_step(trainer, window, shape.vocab)
+
+
+def trace(
+    workload: Workload,
+    recipe: Recipe,
+    kernels: Kernels = "cuda",
+    cache: Path | None = None,
+    build: Build = build_trainer,
+) -> Ledger:
+    """The ledger of `recipe` for `workload`: with CUDA's attention kernels, or with those of the CPU.
+
+    The bytes at each instant are affine in the number of segments of blocks, so that two shallow models, one segment
+    apart, give those of any deeper one: instants are matched from the start of a phase and from its end, and the peak
+    is the largest. In between, what a segment adds is the same for each, so no instant there exceeds both ends.
+    `cache`: a folder in which traces are kept, by recipe, workload and versions. `build` may give another loop.
+    """
+    path = cache / f"{_key(workload, recipe, kernels, build)}.json" if cache else None
+    if path is not None and path.exists():
+        return Ledger.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+    ledger = ledger_of(deep_timeline(workload, recipe, kernels, build), "traced")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(ledger.to_json()), encoding="utf-8")
+        part.replace(path)
+    return ledger
+
+
+def deep_timeline(
+    workload: Workload, recipe: Recipe, kernels: Kernels = "cuda", build: Build = build_trainer
+) -> Timeline:
+    """The instants of a step among which each phase's peak is: all of a shallow model, both ends of a deep one."""
+    shape, every = workload.model, recipe.checkpoint_every
+    shallow = SHALLOW_SEGMENTS * every + shape.layers % every
+    if shape.layers <= shallow + every:
+        return trace_timeline(shape, workload, recipe, kernels, build)
+    few, more = (
+        trace_timeline(replace(shape, layers=layers), workload, recipe, kernels, build)
+        for layers in (shallow, shallow + every)
+    )
+    further = (shape.layers - shallow) // every
+    return {name: _extrapolate(few[name], more[name], further) for name in PHASES}
+
+
+def _extrapolate(few: Sequence[Sample], more: Sequence[Sample], further: int) -> list[Sample]:
+    """The samples at both ends of a phase, of a model with `further` segments more than `few`, one less than `more`."""
+    pairs = _matched(few, more) + _matched(few[::-1], more[::-1])[::-1]
+    return [replace(a, components=_affine(a.components, b.components, further)) for a, b in pairs]
+
+
+def _matched(few: Sequence[Sample], more: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    """Samples of the same instants, from the start up to the last segment but one of `few`.
+
+    The operators are the same up to where `few` leaves its last segment and `more` enters another. A few more may agree
+    by chance, as what follows the blocks begins like a block; so the last segment is left out, to be matched from the
+    other side.
+    """
+    pairs = list(zip(few, more, strict=False))
+    same = next((n for n, (a, b) in enumerate(pairs) if a.operator != b.operator), len(pairs))
+    return pairs[: same - (len(more) - len(few))]
+
+
+def _affine(few: Mapping[str, int], more: Mapping[str, int], further: int) -> dict[str, int]:
+    names = [*few, *(name for name in more if name not in few)]
+    return {name: few.get(name, 0) + further * (more.get(name, 0) - few.get(name, 0)) for name in names}
+
+
+def _key(workload: Workload, recipe: Recipe, kernels: Kernels, build: Build) -> str:
+    made = [to_mapping(workload), to_mapping(recipe), kernels, build.__qualname__]
+    made += [torch.__version__, transformers.__version__]
+    package = Path(__file__).parent
+    made += [(package / name).read_text(encoding="utf-8") for name in KEYED]
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,41 @@
+"""Random models and recipes, small enough to trace in a moment, for the tests of trace and price."""
+
+import random
+from typing import get_args
+
+from efficient_training.models import FAMILIES, ModelShape
+from efficient_training.recipe import Attention, Checkpointing, Precision, Recipe
+from efficient_training.workload import Workload
+
+
+def draw(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Recipe]:
+    """The workload and recipe of `seed`, over all families, precisions, checkpointing, losses, optimizers, kernels.
+
+    `small`: fit for real tensors."""
+    rng = random.Random(seed)
+    family = FAMILIES[seed % len(FAMILIES)]
+    heads = rng.choice([1, 2, 4, 6])
+    head_dim = rng.choice([8, 16, 20, 32])
+    kv_heads = heads if family == "gpt2" else rng.choice([k for k in (1, 2, 3, 4, 6) if heads % k == 0])
+    hidden = heads * (head_dim if family == "gpt2" else rng.choice([8, 16, 20, 40]))
+    layers = rng.randint(1, deepest)
+    biased = rng.random() < 0.3
+    shape = ModelShape(
+        "drawn", family, hidden, layers, heads, kv_heads, head_dim, rng.choice([40, 100, 176, 300, 700]),
+        rng.choice([61, 503, 2003] if small else [61, 503, 2003, 9001, 40009]), 1024, rng.random() < 0.5,
+        attention_bias=biased and family in ("llama", "qwen3"), mlp_bias=biased and family == "llama",
+    )  # fmt: skip
+    precision = rng.choice(get_args(Precision))
+    checkpointing = rng.choice(get_args(Checkpointing))
+    attention: Attention = rng.choice(["sdpa", "sdpa", "efficient", "math", "sdpa" if precision == "fp32" else "flash"])
+    recipe = Recipe(
+        rng.choice([1, 2, 3, 5]),
+        precision=precision,
+        checkpointing=checkpointing,
+        checkpoint_every=rng.randint(1, min(layers + 1, 4)) if checkpointing == "full" else 1,
+        optimizer=rng.choice(["loop", "foreach", "fused"]),
+        loss=rng.choice(["upcast", "native", "chunked"]),
+        attention=attention,
+    )
+    sequence = rng.choice([1, 7, 16, 33, 64, 100] if small or attention == "math" else [1, 7, 16, 33, 100, 250, 600])
+    return Workload(shape, sequence, sequence * recipe.micro_batch * rng.choice([1, 1, 2, 3])), recipe
