@@ -1,0 +1,55 @@
+"""Price a recipe: the ledger of a training step in closed form, without torch, hardware or a trace.
+
+The peak of each phase is the largest of a few sums, one for each instant at which it may lie; each sum is a polynomial
+over named sizes (`efficient_training.price.sizes`). Which sums there are depends on words alone (precision, family,
+checkpointing ...), so that one set serves ints, arrays over thousands of recipes, and recorded expressions.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UserError
+from ..ledger import PHASES, Ledger
+from ..recipe import Recipe, accumulation_steps
+from ..workload import Workload
+from .candidates import candidates
+from .evaluate import peaks
+from .sizes import named_sizes
+from .words import Words, words_of
+
+
+def price(workload: Workload, recipe: Recipe) -> Ledger:
+    """The ledger of `recipe` for `workload` on one CUDA device, as `trace` would find it.
+
+    Raises `UserError` where the micro-batch does not divide the step, and for `compile`, which has no closed form.
+    """
+    steps = accumulation_steps(workload, recipe)
+    if recipe.compile:
+        raise UserError("price: a compiled model has no closed form; run it instead, or set compile: false")
+    shape = workload.model
+    sizes = named_sizes(
+        batch=recipe.micro_batch,
+        sequence=workload.sequence_length,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ffn=shape.ffn,
+        vocabulary=shape.vocab,
+        positions=shape.positions,
+        checkpoint_every=recipe.checkpoint_every,
+    )
+    found = price_sizes(words_of(shape, recipe, steps > 1), sizes)
+    return Ledger("priced", {"device": {phase: {n: b for n, b in found[phase].items() if b} for phase in PHASES}})
+
+
+def price_sizes(words: Words, sizes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Bytes by phase and component at each phase's peak, for one set of words and the values of `named_sizes`.
+
+    Values may be ints, NumPy arrays of int64 of one shape, or `ops.Expression`s; the result is of their kind.
+    """
+    return {phase: peaks(found, sizes) for phase, found in candidates(words).items()}
+
+
+__all__ = ["Words", "named_sizes", "price", "price_sizes", "words_of"]

@@ -1,0 +1,70 @@
+"""What of a model and a recipe is a word, and not a size: it decides which formulas hold."""
+
+from dataclasses import dataclass
+
+from ..models import ModelShape
+from ..recipe import Recipe
+from .attention import Kernel
+
+
+@dataclass(frozen=True)
+class Words:
+    """The choices on which the formulas of a step depend; two recipes with the same words share them.
+
+    `accumulating`: the step has several micro-batches, so that gradients are there before the last of them.
+    """
+
+    family: str
+    tied: bool
+    attention_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    kernel: Kernel
+    precision: str
+    checkpointing: str
+    optimizer: str
+    loss: str
+    accumulating: bool
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the weights, of their gradients, and of what no autocast narrows."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def autocast(self) -> bool:
+        """Whether operators run in 16 bits over fp32 weights."""
+        return self.precision.endswith("autocast")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is scaled, as fp16 needs it."""
+        return self.precision == "fp16-autocast"
+
+
+def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
+    """The words of a model and a recipe on CUDA."""
+    kernel = recipe.attention
+    if kernel == "sdpa":
+        kernel = "efficient" if recipe.precision == "fp32" else "flash"
+    biased = shape.family in ("llama", "qwen3") and shape.attention_bias
+    return Words(
+        family=shape.family,
+        tied=shape.tied,
+        attention_bias=biased or shape.family in ("qwen2", "gpt2"),
+        output_bias=biased or shape.family == "gpt2",
+        mlp_bias=shape.family == "gpt2" or (shape.family == "llama" and shape.mlp_bias),
+        kernel=Kernel(
+            name=kernel,
+            grouped=shape.kv_heads < shape.heads,
+            padded=kernel == "flash" and shape.head_dim % 8 != 0,
+            alone=shape.heads == 1,
+            kv_alone=shape.kv_heads == 1,
+            matrices=kernel == "math" and (shape.heads == 1 or recipe.micro_batch == 1),
+        ),
+        precision=recipe.precision,
+        checkpointing=recipe.checkpointing,
+        optimizer=recipe.optimizer,
+        loss=recipe.loss,
+        accumulating=accumulating,
+    )
