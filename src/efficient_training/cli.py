@@ -1,4 +1,4 @@
-"""The command line: `efficient-training execute | render | serve | status | check | tiers | editions`.
+"""The command line: `efficient-training execute | render | serve | status | check | tiers | editions | profile`.
 
 Whatever the user can mend is one line on stderr (from `render`, one for each fault) and exit code 2. This module
 imports neither torch nor papermill.
@@ -205,6 +205,48 @@ def editions() -> None:
     _console().print(table)
     for fault in faults:
         print(fault)
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Option(help="A preset, or a Hugging Face config.json (the file or its folder).")],
+    seq: Annotated[int, typer.Option(help="Sequence length in tokens.")],
+    micro_batch: Annotated[int | None, typer.Option(help="Sequences in a micro-batch; the recipe's, else 1.")] = None,
+    accumulation: Annotated[int, typer.Option(help="Micro-batches of one optimizer step.")] = 1,
+    recipe: Annotated[Path | None, typer.Option(help="A recipe in YAML.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of the recipe, as field=value; several times.")
+    ] = None,
+    view: Annotated[str, typer.Option(help="priced (closed form), traced (no GPU), run (on this CPU).")] = "traced",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the ledger to this file.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the step over time, to a .png or .svg.")] = None,
+) -> None:
+    """Show where the memory of a training step goes: bytes by phase and component."""
+    from . import profiling
+
+    if view not in profiling.VIEWS:
+        raise UserError(f"--view {view}: no such view; known: {', '.join(profiling.VIEWS)}")
+    if figure is not None and figure.suffix not in profiling.FIGURE_FORMATS:
+        raise UserError(f"--figure {figure}: the name must end in {' or '.join(profiling.FIGURE_FORMATS)}")
+    if figure is not None and view == "priced":
+        raise UserError("--figure needs --view traced or run: a priced ledger knows nothing between the peaks")
+    made = profiling.read_recipe(recipe, setting or (), micro_batch)
+    workload = profiling.workload_of(model, seq, made.micro_batch, accumulation)
+    ledger, timeline = profiling.profile(workload, made, view)
+    title = f"{workload.model.name}, {made.micro_batch} x {seq} tokens, {made.precision}, {view}"
+    table = _table("MiB", "forward", "backward", "optimizer step")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in profiling.rows(ledger):
+        table.add_row(*row)
+    console = _console()
+    console.print(title)
+    console.print(table)
+    console.print(f"peak: {ledger.peak() / 2**30:.2f} GiB, in the {ledger.peak_phase()} phase")
+    if json_file is not None:
+        profiling.write_json(json_file, workload, made, ledger)
+    if figure is not None and timeline is not None:
+        profiling.write_figure(figure, timeline, title)
 
 
 Edition = Annotated[str, typer.Option(help="Name of the edition.")]

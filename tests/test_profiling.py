@@ -1,0 +1,113 @@
+"""`efficient-training profile`, through the command line, on small models and on a large one without its memory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efficient_training.cli import run
+from efficient_training.ledger import Ledger
+
+TINY = {
+    "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+def ledger(path: Path) -> Ledger:
+    return Ledger.from_json(json.loads(path.read_text())["ledger"])
+
+
+def test_run_and_traced_ledgers_can_be_laid_side_by_side(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["profile", "--model", tiny, "--seq", "32", "--micro-batch", "2", "--set", "attention=math"]
+    made = {}
+    for view in ("run", "traced"):
+        out = tmp_path / f"{view}.json"
+        assert run([*common, "--view", view, "--json", str(out)]) == 0
+        made[view] = ledger(out)
+    assert made["run"].view == "run"
+    assert made["traced"].peak() == pytest.approx(made["run"].peak(), rel=0.02), "same kernels, but for CUDA's rounding"
+    text = capsys.readouterr().out
+    assert "optimizer state" in text
+    assert f"peak: {made['run'].peak() / 2**30:.2f} GiB, in the {made['run'].peak_phase()} phase" in text
+
+
+def test_a_priced_ledger_is_the_traced_one(tmp_path: Path) -> None:
+    common = ["profile", "--model", "qwen2.5-0.5b", "--seq", "1024", "--micro-batch", "8", "--set", "optimizer=fused"]
+    made = {}
+    for view in ("priced", "traced"):
+        assert run([*common, "--view", view, "--json", str(tmp_path / view)]) == 0
+        made[view] = ledger(tmp_path / view)
+    assert made["priced"].peak() == pytest.approx(made["traced"].peak(), rel=0.005)
+
+
+def test_a_large_model_is_traced_without_its_memory(tmp_path: Path) -> None:
+    out = tmp_path / "l.json"
+    arguments = ["--model", "llama-3.1-8b", "--seq", "512", "--set", "precision=bf16", "--set", "checkpointing=full"]
+    assert run(["profile", *arguments, "--json", str(out)]) == 0
+    made = ledger(out)
+    weights = 2 * 8030261248
+    assert made.entries["device"]["optimizer step"]["optimizer state"] == pytest.approx(2 * weights, rel=1e-3)
+    assert made.entries["device"]["forward"]["weights"] == pytest.approx(weights, rel=1e-3)
+
+
+def test_a_recipe_file_is_read_and_settings_go_over_it(tiny: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yml"
+    recipe.write_text("micro_batch: 4\nprecision: bf16-autocast\noptimizer: fused\n")
+    out = tmp_path / "l.json"
+    arguments = ["profile", "--model", tiny, "--seq", "16", "--recipe", str(recipe), "--set", "optimizer=foreach"]
+    assert run([*arguments, "--json", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert written["recipe"] == {"micro_batch": 4, "precision": "bf16-autocast"}
+
+
+@pytest.mark.parametrize("name", ["step.png", "step.svg"])
+def test_the_figure_is_drawn(tiny: str, tmp_path: Path, name: str) -> None:
+    assert run(["profile", "--model", tiny, "--seq", "16", "--figure", str(tmp_path / name)]) == 0
+    start = (tmp_path / name).read_bytes()[:64]
+    assert start.startswith(b"\x89PNG") if name.endswith("png") else b"<?xml" in start
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nothing", "--seq", "8"], "nothing: neither a preset nor a config.json"),
+        (["--model", "gpt2", "--seq", "0"], "--seq and --accumulation must be above zero"),
+        (["--model", "gpt2", "--seq", "4096"], "more than the 1024 positions"),
+        (["--model", "gpt2", "--seq", "8", "--set", "precision=fp64"], "precision must be one of fp32"),
+        (["--model", "gpt2", "--seq", "8", "--set", "precision"], "write it as field=value"),
+        (["--model", "gpt2", "--seq", "8", "--set", "precison=fp32"], "has no field 'precison'"),
+        (["--model", "gpt2", "--seq", "8", "--micro-batch", "0"], "micro_batch must be above zero"),
+        (["--model", "gpt2", "--seq", "8", "--view", "guessed"], "no such view; known: priced, traced, run"),
+        (["--model", "gpt2", "--seq", "8", "--figure", "x.pdf"], "the name must end in .png or .svg"),
+        (["--model", "gpt2", "--seq", "8", "--figure", "x.png", "--view", "priced"], "--figure needs --view traced"),
+        (["--model", "gpt2", "--seq", "8", "--recipe", "no.yml"], "no.yml: cannot be read"),
+        (["--model", "llama-3.1-70b", "--seq", "8", "--view", "run"], "GiB of memory at its peak"),
+        (["--model", "gpt2", "--seq", "8", "--json", "/proc/no/x.json"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["profile", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path, capsys: Any) -> None:
+    for text, message in (("- 1", "must be a mapping of fields"), ("a: [", "not YAML")):
+        path = tmp_path / "r.yml"
+        path.write_text(text)
+        assert run(["profile", "--model", "gpt2", "--seq", "8", "--recipe", str(path)]) == 2
+        assert message in capsys.readouterr().err
