@@ -22,7 +22,7 @@ BOOK := .venv/book/bin/efficient-training
 RUN := .venv/$(TIER)/bin/efficient-training
 DEV := .venv/cpu/bin
 
-.PHONY: help book serve run reference status check tiers test portability system lock format clean
+.PHONY: help book serve run reference status check tiers test portability soak bench system lock format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -69,6 +69,13 @@ portability: .venv/cpu/.installed-dev  ## the notebooks against the reference as
 		$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
 	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
 		$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
+
+soak: .venv/cpu/.installed-dev  ## the random tests of price and trace at full length, some minutes
+	SOAK=1 $(DEV)/python -m pytest -q tests/price tests/test_trace.py
+
+bench: .venv/cpu/.installed-dev  ## performance against peers, as ratios within one run
+	$(DEV)/python benchmarks/price_rate.py
+	$(DEV)/python benchmarks/against_trainer.py
 
 system:  ## install the optional system packages (Chromium for the page tests), where apt and root are there
 	@sh environments/system.sh
