@@ -8,15 +8,12 @@ Prints medians and ratios; the ratios are what counts, since both run on the sam
 import argparse
 import json
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from efficient_training.measure.isolated import run_isolated
 from efficient_training.measure.timing import STEP, Duration, PhaseTimer, time_steps
@@ -99,7 +96,8 @@ def main() -> None:
     rows = {}
     for case in CASES:
         given = {"case": case, "steps": arguments.steps, "device": arguments.device}
-        mine, other = (run_isolated(f"against_trainer:{name}", given) for name in ("ours", "theirs"))
+        here = {"PYTHONPATH": str(Path(__file__).resolve().parent)}
+        mine, other = (run_isolated(f"against_trainer:{name}", given, environment=here) for name in ("ours", "theirs"))
         times = [Duration(tuple(made["seconds"])).median_s for made in (mine, other)]
         rows[case] = {"ours": mine, "theirs": other}
         print(
