@@ -77,6 +77,27 @@ def test_the_hash_follows_code_and_modules_and_nothing_else(package: Path, proje
     assert digest(cell) != first
 
 
+def test_launched_scripts_count_and_so_does_what_they_import(package: Path, project: Any, tmp_path: Path) -> None:
+    source, scripts = nb.read(project.notebook("01-memory", ["x = 1"])), tmp_path / "01-memory"
+    first = provenance.source_hash(source, package, scripts)
+    assert first == provenance.source_hash(source, package)
+    scripts.mkdir()
+    (scripts / "train.py").write_text("from efficient_training.precision import cast")
+    (scripts / ".cache").write_text("left out")
+    second = provenance.source_hash(source, package, scripts)
+    assert second != first
+    assert [path.name for path in provenance.modules(source, package, scripts)] == ["precision.py"]
+    (package / "precision.py").write_text("# changed")
+    third = provenance.source_hash(source, package, scripts)
+    assert third != second
+    (scripts / "train.yaml").write_text("stage: 2")
+    assert provenance.source_hash(source, package, scripts) != third
+    executed = nb.read(project.notebook("01-memory", ["x = 1"]))
+    executed.metadata[provenance.METADATA_KEY] = {"parameters": {}, "source": third}
+    found = provenance.freshness(source, executed, {}, scripts)
+    assert (found.state, "train.yaml" in found.reason) == ("stale", True)
+
+
 def test_line_endings_and_outputs_do_not_count(package: Path, project: Any) -> None:
     source = nb.read(project.notebook("01-memory", ["from efficient_training.records import record"]))
     first = provenance.source_hash(source, package)

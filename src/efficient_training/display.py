@@ -1,6 +1,8 @@
 """What a notebook cell shows: text with data behind it, and tables."""
 
+import ast
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 METADATA_KEY = "efficient_training"
@@ -39,3 +41,22 @@ def table(rows: Iterable[Sequence[object]], columns: Sequence[str], *, align: st
     from IPython.display import display
 
     display({"text/markdown": markdown, "text/plain": markdown}, raw=True)
+
+
+def source(path: str | Path, name: str | None = None) -> None:
+    """Display a script, or one function or class at its top level, as a block of code (YAML where its name says so).
+
+    Raises `ValueError` where the script has no such name.
+    """
+    path = Path(path)
+    text = path.read_text(encoding="utf-8")
+    if name is not None:
+        found = next((node for node in ast.parse(text).body if getattr(node, "name", None) == name), None)
+        if found is None:
+            raise ValueError(f"{path}: no function or class {name!r} at the top level")
+        first = min([found.lineno, *(decorator.lineno for decorator in getattr(found, "decorator_list", ()))])
+        text = "\n".join(text.splitlines()[first - 1 : found.end_lineno])
+    language = "yaml" if path.suffix in (".yaml", ".yml") else "python"
+    from IPython.display import display
+
+    display({"text/markdown": f"```{language}\n{text.strip()}\n```", "text/plain": text.strip()}, raw=True)

@@ -116,7 +116,7 @@ class Run:
         self.note(f"run into {self.edition}, tier {self.tier_name}, commit {self.commit[0]}")
         for number, job in enumerate(jobs, 1):
             executed = _executed(job)
-            if not force and provenance.freshness(job.source, executed, job.parameters).state == "fresh":
+            if not force and self._fresh(job, executed):
                 outcome.skipped.append(job.name)
                 self.say(f"[{number}/{len(jobs)}] {job.name}: fresh, skipped")
                 continue
@@ -134,6 +134,10 @@ class Run:
                 self.note(f"{job.name}: interrupted")
                 break
         return outcome
+
+    def _fresh(self, job: Job, executed: NotebookNode | None) -> bool:
+        scripts = project.scripts(self.root, job.name)
+        return provenance.freshness(job.source, executed, job.parameters, scripts).state == "fresh"
 
     def one(self, job: Job) -> None:
         """Execute one notebook and put it into the edition; raises `NotebookFailed`, or `UserError` on its records."""
@@ -156,6 +160,7 @@ class Run:
             machine=self.machine,
             seconds=seconds,
             commit=self.commit,
+            scripts=project.scripts(self.root, job.name),
         )
         check_notebook(executed, job.name)
         result = read_results(Path(job.name), executed)

@@ -58,6 +58,11 @@ def notebooks(root: Path) -> dict[str, Path]:
     return found
 
 
+def scripts(root: Path, name: str) -> Path:
+    """The folder of the scripts that the notebook `name` launches: that of its name beside it, where there are any."""
+    return root / "notebooks" / name
+
+
 def select(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
     """Those of `names` that the user asked for, in the order of `names`; all of them where nothing was asked for.
 

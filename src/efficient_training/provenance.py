@@ -1,7 +1,8 @@
 """Provenance: from which sources, on which machine and with what a notebook was executed; and whether that is stale.
 
-A notebook is stale when its code cells, its parameters, or the package modules that it imports directly from the
-floors of techniques, instruments and views changed. Versions of libraries are recorded, not part of the key.
+A notebook is stale when its code cells, its parameters, the scripts that it launches (the folder of its name beside
+it), or the package modules that either imports directly from the floors of techniques, instruments and views changed.
+Versions of libraries are recorded, not part of the key.
 """
 
 import ast
@@ -48,15 +49,23 @@ class Freshness:
     reason: str = ""
 
 
-def source_hash(notebook: NotebookNode, package: Path = PACKAGE) -> str:
-    """SHA-256 of the code cells and of the package modules that count (`modules`), as 64 hexadecimal digits."""
+def source_hash(notebook: NotebookNode, package: Path = PACKAGE, scripts: Path | None = None) -> str:
+    """SHA-256, in hexadecimal, of the code cells, the files in `scripts` and the package's `modules` that count."""
     digest = hashlib.sha256()
     for source in nb.code(notebook):
         _add(digest, source)
-    for path in modules(notebook, package):
-        _add(digest, path.relative_to(package).as_posix())
+    files = [(path.relative_to(package).as_posix(), path) for path in modules(notebook, package, scripts)]
+    for name, path in [*files, *((path.name, path) for path in _scripts(scripts))]:
+        _add(digest, name)
         _add(digest, path.read_text(encoding="utf-8"))
     return digest.hexdigest()
+
+
+def _scripts(folder: Path | None) -> list[Path]:
+    """What a notebook's folder of scripts holds, sorted: their own files, and the configurations beside them."""
+    if folder is None or not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
 def _add(digest: Any, text: str) -> None:
@@ -65,13 +74,14 @@ def _add(digest: Any, text: str) -> None:
     digest.update(f"{len(data)}\n".encode() + data)
 
 
-def modules(notebook: NotebookNode, package: Path = PACKAGE) -> list[Path]:
-    """The files of the package modules that the notebook imports directly and that count, sorted.
+def modules(notebook: NotebookNode, package: Path = PACKAGE, scripts: Path | None = None) -> list[Path]:
+    """The files of the package modules that the notebook or one of its scripts imports directly and that count, sorted.
 
     A name that a sub-package offers without being one of its modules (a re-export) stands for all its modules.
     """
     found: set[Path] = set()
-    for source in nb.code(notebook):
+    launched = [path.read_text(encoding="utf-8") for path in _scripts(scripts) if path.suffix == ".py"]
+    for source in [*nb.code(notebook), *launched]:
         for dotted, names in _imports(source):
             if dotted.split(".")[0] != NAME:
                 continue
@@ -108,8 +118,13 @@ def _files(package: Path, parts: list[str]) -> set[Path]:
     return _files(package, parts[:-1])
 
 
-def freshness(source: NotebookNode, executed: NotebookNode | None, parameters: Mapping[str, Any]) -> Freshness:
-    """Compare an executed notebook with today's source of it and with the parameters that it would get today."""
+def freshness(
+    source: NotebookNode, executed: NotebookNode | None, parameters: Mapping[str, Any], scripts: Path | None = None
+) -> Freshness:
+    """Compare an executed notebook with today's source of it and with the parameters that it would get today.
+
+    `scripts` is the folder of what it launches (`project.scripts`).
+    """
     made = executed.metadata.get(METADATA_KEY) if executed is not None else None
     if executed is None or made is None:
         return Freshness("missing", "not executed yet")
@@ -117,14 +132,16 @@ def freshness(source: NotebookNode, executed: NotebookNode | None, parameters: M
         names = {**made["parameters"], **parameters}
         changed = [name for name in names if made["parameters"].get(name, ...) != parameters.get(name, ...)]
         return Freshness("stale", f"parameters changed: {', '.join(sorted(changed))}")
-    if made.get("source") == source_hash(source):
+    if made.get("source") == source_hash(source, scripts=scripts):
         return Freshness("fresh")
     if source is not executed and nb.code(source) != nb.code(executed):
         return Freshness("stale", "code cells changed")
-    imported = ", ".join(".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in modules(source))
+    files = [".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in modules(source, scripts=scripts)]
+    imported = ", ".join([*files, *(path.name for path in _scripts(scripts))])
+    what = "an imported module or a launched script" if _scripts(scripts) else "an imported module"
     if source is executed:
-        return Freshness("stale", f"code cells or an imported module changed ({imported or 'none imported'})")
-    return Freshness("stale", f"an imported module changed ({imported or 'one is imported no more'})")
+        return Freshness("stale", f"code cells or {what} changed ({imported or 'none imported'})")
+    return Freshness("stale", f"{what} changed ({imported or 'one is imported no more'})")
 
 
 def provenance(
@@ -136,12 +153,13 @@ def provenance(
     machine: Machine,
     seconds: float,
     commit: tuple[str | None, bool],
+    scripts: Path | None = None,
 ) -> dict[str, Any]:
     """The object of `schema/provenance.schema.json` for a notebook executed just now. It names no host and no path."""
     return {
         "edition": edition,
         "tier": tier,
-        "source": source_hash(notebook),
+        "source": source_hash(notebook, scripts=scripts),
         "parameters": dict(parameters),
         "commit": commit[0],
         "dirty": commit[1],

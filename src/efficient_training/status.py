@@ -16,14 +16,14 @@ def status(root: Path, edition: str) -> dict[str, Freshness]:
     tiers = load_tiers(root)
     found = {}
     for name, path in project.notebooks(root).items():
-        source = nb.read(path)
+        source, scripts = nb.read(path), project.scripts(root, name)
         made = loaded.notebooks.get(name)
         if made is None or made.provenance is None:
-            found[name] = freshness(source, None, {})
+            found[name] = freshness(source, None, {}, scripts)
         elif edition == REFERENCE:
-            found[name] = freshness(source, source, {})
+            found[name] = freshness(source, source, {}, scripts)
         else:
             tier = tiers.get(made.provenance["tier"])
             given = tier.parameters_of(name, nb.parameters(source)) if tier else made.provenance["parameters"]
-            found[name] = freshness(source, nb.read(made.path), given)
+            found[name] = freshness(source, nb.read(made.path), given, scripts)
     return found

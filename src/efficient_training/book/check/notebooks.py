@@ -111,7 +111,7 @@ def _freshness(path: Path, name: Path) -> Iterator[Problem]:
     try:
         with warnings.catch_warnings(action="ignore"):  # of nbformat, about what is a problem of its own here
             made = notebook.read(path)
-        state = provenance.freshness(made, made, {})
+        state = provenance.freshness(made, made, {}, path.with_suffix(""))
     except UserError as error:
         yield Problem(name, 1, str(error).removeprefix(f"{path}: "))
         return
