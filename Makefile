@@ -28,10 +28,10 @@ DEV := .venv/cpu/bin
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 14
 
-.venv/%/.installed: environments/%/requirements.txt environments/install.py pyproject.toml
+.venv/%/.installed: environments/%/requirements.txt environments/%/post.txt environments/install.py pyproject.toml
 	@$(PYTHON) environments/install.py $*
 
-.venv/cpu/.installed-dev: environments/cpu/requirements.txt environments/dev/requirements.txt environments/install.py pyproject.toml
+.venv/cpu/.installed-dev: environments/cpu/requirements.txt environments/cpu/post.txt environments/dev/requirements.txt environments/install.py pyproject.toml
 	@$(PYTHON) environments/install.py cpu --dev
 
 book: .venv/book/.installed  ## render the book and print its path; EDITION=
@@ -77,7 +77,7 @@ bench: .venv/cpu/.installed-dev  ## performance against peers, as ratios within 
 	$(DEV)/python benchmarks/price_rate.py
 	$(DEV)/python benchmarks/against_trainer.py
 
-system:  ## install the optional system packages (Chromium for the page tests), where apt and root are there
+system:  ## install the optional system packages (Chromium, SLURM, libaio), where apt and root are there
 	@sh environments/system.sh
 
 format: .venv/cpu/.installed-dev  ## format the sources, notebooks included

@@ -10,6 +10,8 @@ A stamp is written last, so that an interrupted installation goes on where it st
 import argparse
 import fcntl
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,6 +29,8 @@ if not (3, 11) <= sys.version_info[:2] <= (3, 13):
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONAL_TIMEOUT_S = 200
+SETTING = re.compile(r"[A-Z_]+=(?!=)")
+"""A variable's setting in post.txt, as against a requirement `name==1.0`."""
 
 
 def main() -> int:
@@ -79,9 +83,8 @@ def install(name: str, venv: Path, out: TextIO, *, dev: bool) -> None:
     run([str(python), "-m", "pip", "install", "--no-deps", "-e", str(ROOT)], out)
     post = here / "post.txt"
     for line in post.read_text().splitlines() if post.exists() else ():
-        requirement, _, mark = line.partition(" ; ")
-        if requirement and not requirement.startswith("#"):
-            install_last(python, requirement, optional=mark.strip() == "optional", out=out)
+        if line and not line.startswith("#"):
+            install_last(python, line, out)
     (venv / (".installed-dev" if dev else ".installed")).touch()
 
 
@@ -112,24 +115,33 @@ def forget_unfinished(venv: Path) -> None:
             shutil.rmtree(mark)
 
 
-def install_last(python: Path, requirement: str, *, optional: bool, out: TextIO) -> None:
-    """Install one line of post.txt; an optional one may fail, or be there already as a program."""
+def install_last(python: Path, line: str, out: TextIO) -> None:
+    """Install one line of post.txt: `[NAME=VALUE ...] REQUIREMENT [options of pip] [; optional: what is left out]`.
+
+    What is optional may fail, or be there already as a program.
+    """
+    wanted, _, mark = line.partition(" ; ")
+    words = shlex.split(wanted)
+    settings = dict(word.split("=", 1) for word in words if SETTING.match(word))
+    requirement, *options = [word for word in words if not SETTING.match(word)]
+    optional, _, without = mark.partition(":")
     program = {"quarto-cli": "quarto"}.get(requirement.split(">=")[0].split("==")[0])
     if program and shutil.which(program):
         print(f"  {program} found at {shutil.which(program)}: {requirement} not installed", flush=True)
         return
-    command = [str(python), "-m", "pip", "install", requirement]
+    command = [str(python), "-m", "pip", "install", *options, requirement]
     try:
-        run(command, out, timeout=OPTIONAL_TIMEOUT_S if optional else None)
+        run(command, out, timeout=OPTIONAL_TIMEOUT_S if optional.strip() == "optional" else None, settings=settings)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        if not optional:
+        if optional.strip() != "optional":
             raise
-        print(f"  {requirement} could not be installed here; the book will be rendered by the preview", flush=True)
+        print(f"  {requirement} could not be installed here; {without.strip()}", flush=True)
 
 
-def run(command: list[str], out: TextIO, timeout: float | None = None) -> None:
-    """Run `command` with its output in the log."""
-    subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=timeout)
+def run(command: list[str], out: TextIO, timeout: float | None = None, settings: dict[str, str] | None = None) -> None:
+    """Run `command` with its output in the log, and `settings` added to its environment."""
+    environment = {**os.environ, **(settings or {})}
+    subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=timeout, env=environment)
 
 
 def step_of(command: list[str]) -> str:

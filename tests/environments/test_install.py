@@ -76,3 +76,28 @@ def test_a_second_installation_waits_for_the_first(
         with log.open("a") as other:
             install.wait_for_others(other, "book")
     assert "waiting for another installation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "settings"),
+    [
+        ("deepspeed==1.0", ["deepspeed==1.0"], {}),
+        ("A_B=cpu x==1.0 --no-deps", ["--no-deps", "x==1.0"], {"A_B": "cpu"}),
+        ("x>=1 ; optional: no x", ["x>=1"], {}),
+    ],
+)
+def test_a_line_of_post_txt_is_a_requirement_with_options_and_settings(
+    line: str, command: list[str], settings: dict[str, str], install: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(install, "run", lambda c, out, timeout, settings: asked.append((c[4:], settings)))
+    install.install_last(Path("python"), line, sys.stdout)
+    assert asked == [(command, settings)]
+
+
+def test_what_is_optional_is_left_out_in_one_line(install: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/null").open("w") as out:
+        install.install_last(Path("/bin/false"), "x>=1 ; optional: pages lack y", out)
+        assert capsys.readouterr().out == "  x>=1 could not be installed here; pages lack y\n"
+        with pytest.raises(subprocess.CalledProcessError):
+            install.install_last(Path("/bin/false"), "x>=1", out)
