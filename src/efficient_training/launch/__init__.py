@@ -1,0 +1,103 @@
+"""Launches of worker scripts on several processes: here by torchrun, DeepSpeed or accelerate, on a cluster by SLURM.
+
+Existing engines start the ranks, find the machines and restart what failed. This package adds what a notebook and a
+user want of any of them: one call, a log for each rank, the failing rank's own traceback, stacks at a timeout,
+reports, and no process left behind. A script needs nothing of it to be launched, and what `launch.worker` gives it
+works under plain torchrun too.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from . import local
+from .job import Job, check
+from .outcome import Launched, LaunchError
+from .progress import Progress
+
+__all__ = ["LaunchError", "Launched", "launch"]
+
+
+def launch(
+    script: str | Path,
+    *arguments: str,
+    ranks: int = 1,
+    nodes: int = 1,
+    launcher: str = "torchrun",
+    backend: str | None = None,
+    timeout_s: float | None = None,
+    restarts: int = 0,
+    environment: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
+    progress: bool = True,
+    endpoint: str | None = None,
+    port: int | None = None,
+    config: str | Path | None = None,
+    partition: str = "",
+    account: str = "",
+    gpus_per_node: int | None = None,
+    requeue: bool = False,
+) -> Launched:
+    """Run `script` with `arguments` on `ranks` processes in all, and wait for them.
+
+    - `launcher`: torchrun, slurm, deepspeed, or accelerate with its `config` file; `nodes` get as many ranks each.
+    - `backend`: gloo (on the CPU) or nccl (a GPU for each rank); by default nccl where this machine has GPUs.
+    - `timeout_s`: after it, every rank's stacks are in the error; under SLURM it is the job's time limit too, from the
+      job's start, rounded up to minutes.
+    - `restarts`: how often torch elastic starts all ranks again after one has failed.
+    - `environment`: is added to the ranks'; `OMP_NUM_THREADS` is 1 where it does not say otherwise.
+    - `folder`: for logs and reports, kept; by default a temporary one that goes with the result.
+    - `progress`: say what is going on, on the terminal, never in a notebook's output.
+    - `endpoint`, `port`: torchrun's rendezvous, HOST:PORT for several machines, a port for one; a free one by default.
+    - `partition`, `account`, `gpus_per_node`, `requeue`: SLURM's.
+
+    Raises `UserError` on what cannot be launched, and `LaunchError` where a rank fails or the time is over. However
+    this ends, by Ctrl-C or by kill -9 too, no process of it is left, and no job.
+    """
+    job = Job(
+        script=Path(script),
+        arguments=tuple(map(str, arguments)),
+        ranks=ranks,
+        nodes=nodes,
+        launcher=launcher,
+        backend=backend or None,
+        timeout_s=timeout_s,
+        restarts=restarts,
+        endpoint=endpoint,
+        port=port,
+        config=None if config is None else Path(config),
+        partition=partition,
+        account=account,
+        gpus_per_node=gpus_per_node,
+        requeue=requeue,
+        environment=dict(environment or {}),
+    )
+    return run(job, None if folder is None else Path(folder), progress=progress)
+
+
+def run(job: Job, folder: Path | None = None, *, progress: bool = True) -> Launched:
+    """Run a job that has been described; see `launch`."""
+    with Progress(job, progress) as shown:
+        for warning in check(job):
+            shown.line(warning)
+        place = _place(folder)
+        started = time.monotonic()
+        try:
+            local.run(job, place, shown.tick)
+        except BaseException:
+            if folder is None:
+                shutil.rmtree(place, ignore_errors=True)
+            raise
+        return Launched(place, time.monotonic() - started, keep=folder is not None)
+
+
+def _place(folder: Path | None) -> Path:
+    """The folder for logs and reports, without those of an earlier launch."""
+    if folder is None:
+        return Path(tempfile.mkdtemp(prefix="efficient-training-launch-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in [*folder.glob("rank-*.*"), *folder.glob("launcher.log")]:
+        path.unlink()
+    return folder.absolute()

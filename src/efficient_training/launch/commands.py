@@ -1,0 +1,63 @@
+"""The command lines of the launchers: each runs this package's `launch.rank` with the script and its arguments."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .job import Job, free_port
+
+RANK = "efficient_training.launch.rank"
+STOP_S = 5
+"""What torchrun gives the ranks to end in, once it asks them to."""
+
+
+def command(job: Job, folder: Path) -> list[str]:
+    """The command that runs `job` from this machine; torchrun's on several is the same on each."""
+    what = [str(job.script), *job.arguments]
+    if job.launcher == "torchrun":
+        return [*torchrun(job, folder, _rendezvous(job)), *what]
+    if job.launcher == "deepspeed":
+        return [*_deepspeed(job), *what]
+    if job.launcher == "accelerate":
+        return [*_accelerate(job), *what]
+    raise ValueError(job.launcher)
+
+
+def torchrun(job: Job, folder: Path | str, rendezvous: Sequence[str]) -> list[str]:
+    """torchrun up to the script. `rendezvous` are its options for finding the other machines."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *rendezvous,
+        f"--nproc-per-node={job.ranks_per_node}",
+        f"--max-restarts={job.restarts}",
+        f"--shutdown-timeout={STOP_S}",
+        f"--log-dir={folder}/torchrun",
+        *("-m", RANK),
+    ]
+
+
+def _rendezvous(job: Job) -> list[str]:
+    if job.endpoint is None and job.port is None:
+        return ["--standalone"]
+    endpoint = job.endpoint or f"localhost:{job.port}"
+    return [f"--nnodes={job.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=launch"]
+
+
+def _deepspeed(job: Job) -> list[str]:
+    return [
+        *(sys.executable, "-m", "deepspeed.launcher.runner"),
+        # On one machine the launcher wants neither ssh nor a host file.
+        *("--hostfile", "none", "--num_gpus", str(job.ranks), "--no_local_rank"),
+        *("--master_addr", "127.0.0.1", "--master_port", str(job.port or free_port())),
+        *("--module", RANK),
+    ]
+
+
+def _accelerate(job: Job) -> list[str]:
+    config = ["--config_file", str(job.config)] if job.config else []
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch", *config),
+        *("--num_processes", str(job.ranks), "--num_machines", "1"),
+        *("--main_process_port", str(job.port or free_port())),
+        *("--module", RANK),
+    ]
