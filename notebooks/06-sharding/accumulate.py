@@ -1,0 +1,97 @@
+"""A window of micro-batches: what is sent, and what gradients take meanwhile, with synchronization off until the last."""
+
+import warnings
+from contextlib import nullcontext
+
+from model import arguments, batch, build, loss_of, make_optimizer, own
+
+from efficient_training.launch.worker import worker
+from efficient_training.measure.communication import Communication
+from efficient_training.sharding.held import held, local
+from efficient_training.sharding.strategies import shard
+from efficient_training.sharding.synchronization import no_sync, set_requires_gradient_sync
+
+STEPS, MICRO_BATCHES = 3, 4
+
+
+def reduce_each(model, last):
+    return nullcontext()
+
+
+def ddp_way(model, last):
+    return nullcontext() if last else model.no_sync()
+
+
+def fsdp2_way(model, last):
+    model.set_requires_gradient_sync(last)
+    return nullcontext()
+
+
+def fsdp2_way_gathered(model, last):
+    model.set_reshard_after_backward(last)  # the weights stay gathered between micro-batches, too
+    return fsdp2_way(model, last)
+
+
+def guarded(model, last):
+    """Often seen, written for DDP: where there is no `no_sync`, it does nothing and says nothing."""
+    return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
+
+
+def warned(model, last):
+    """The same words under the package's own function, which does what they mean and warns."""
+    return nullcontext() if last else no_sync(model)
+
+
+WAYS = {
+    "ddp.each": ("ddp", reduce_each),
+    "ddp.last": ("ddp", ddp_way),
+    "fsdp.each": ("fsdp", reduce_each),
+    "fsdp.last": ("fsdp", fsdp2_way),
+    "fsdp.last_gathered": ("fsdp", fsdp2_way_gathered),
+    "fsdp.guarded": ("fsdp", guarded),
+    "fsdp.warned": ("fsdp", warned),
+}
+
+
+def accumulate(w, strategy, context, sizes):
+    """Steps of several micro-batches; of the last one, the collectives and the bytes before its last micro-batch."""
+    model = build(sizes, w.device)
+    sharded = shard(model, strategy, make_optimizer, blocks=model.blocks)
+    model = sharded.model
+    tokens, targets = (own(part, w).chunk(MICRO_BATCHES) for part in batch(sizes["vocabulary"], 4 * MICRO_BATCHES))
+    for step in range(STEPS):
+        with Communication(floor=16) if step == STEPS - 1 else nullcontext() as communication:
+            for number in range(MICRO_BATCHES):
+                states = held(model, sharded.optimizer)
+                with context(model, number == MICRO_BATCHES - 1):
+                    (loss_of(model, tokens[number], targets[number]) / MICRO_BATCHES).backward()
+            squares = sum(local(parameter.grad).double().square().sum() for parameter in model.parameters())
+        sharded.step()
+    return {
+        "calls": communication.calls,
+        "bytes": communication.bytes,
+        "gradients": states["gradients"],
+        "squares": squares.item(),
+    }
+
+
+def run(w, sizes):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name, (strategy, context) in WAYS.items():
+            caught.clear()
+            found = accumulate(w, strategy, context, sizes)
+            w.report(
+                of="accumulate", name=name, warnings=sorted({warning.category.__name__ for warning in caught}), **found
+            )
+        model = shard(build(sizes, w.device), "ddp", make_optimizer).model
+        caught.clear()
+        set_requires_gradient_sync(model, False)
+        names = sorted({warning.category.__name__ for warning in caught})
+        w.report(of="accumulate", name="ddp.warned", warnings=names, on=model.require_backward_grad_sync)
+
+
+if __name__ == "__main__":
+    sizes, *_ = arguments()
+    with worker() as w:
+        run(w, sizes)
