@@ -10,7 +10,7 @@ for name in book cpu gpu hopper cluster dev; do
         [ -f requirements.txt ] || : > requirements.txt
         "$uv" pip compile --quiet --universal --python-version 3.11 --no-header --annotation-style line \
             requirements.in --output-file requirements.txt "${@:2}" > /dev/null
-        grep -vE '^(nvidia-|cuda-|triton==)' requirements.txt > requirements.tmp
+        awk '/^nvidia-ml-py==/ || !/^(nvidia-|cuda-|triton==)/' requirements.txt > requirements.tmp
         { echo "# Compiled from requirements.in by 'make lock'."; grep -v '^# Compiled' requirements.tmp; } > requirements.txt
         rm requirements.tmp
     )

@@ -1,9 +1,14 @@
 """One recipe measured: what comes back, out of memory among it."""
 
 import json
+import os
+import signal
 import sys
+import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +92,35 @@ def test_out_of_memory_before_the_first_step() -> None:
     made = measure_isolated(Workload(big, 32, 32), Recipe(1), spare_bytes=2**28)
     assert made["out_of_memory"]["phase"] == SETUP
     assert made["cuda"] is None
+
+
+@linux
+def test_a_process_that_the_system_kills_is_out_of_memory_without_bytes() -> None:
+    """The kernel's killer sends signal 9 and no message; here the test sends it, to a run that would never end."""
+    made: list[dict[str, Any]] = []
+    runner = threading.Thread(target=lambda: made.append(measure_isolated(WORKLOAD, Recipe(2), steps=10**9)))
+    runner.start()
+    deadline = time.monotonic() + 120
+    while not (pids := _measuring_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 1
+    os.kill(pids[0], signal.SIGKILL)
+    runner.join(timeout=60)
+    assert made[0]["out_of_memory"] == {"phase": "unknown", "requested": None, "allocated": None, "reserved": None}
+    assert made[0]["reason"] == "out of memory: the system ended the process (signal 9)"
+    assert made[0]["cuda"] is None
+
+
+def _measuring_processes() -> list[int]:
+    """This process's children that measure."""
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = [int(pid) for file in children for pid in file.read_text().split()]
+    return [pid for pid in pids if b"measured:measure_step" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_history_needs_cuda() -> None:
+    with pytest.raises(UserError, match="measure_step: history needs device cuda, got cpu"):
+        measure_step(asdict(WORKLOAD), {"micro_batch": 2}, history="snapshot.pickle")
 
 
 def test_other_errors_are_not_taken_for_out_of_memory() -> None:

@@ -10,17 +10,20 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .errors import UserError
 from .fields import from_mapping, to_mapping
-from .measure.cuda import CudaMemory, context_bytes, process_bytes
+from .measure.cuda import CudaMemory, process_memory
 from .measure.isolated import IsolatedRunFailed, run_isolated
 from .measure.oom import PhaseName, out_of_memory
 from .measure.rates import matmul_rate, update_rate
+from .measure.snapshot import failure_in, read_snapshot, recorded
 from .measure.timing import time_steps
 from .plain import build_plain
 from .recipe import Recipe, accumulation_steps
@@ -52,6 +55,7 @@ def measure_step(
     plain: bool = False,
     rates: bool = False,
     spare_bytes: int | None = None,
+    history: str | None = None,
     seed: int = 0,
 ) -> Json:
     """Run `recipe` (a mapping of its fields, as `workload`) and measure it, in a process that does nothing else.
@@ -59,27 +63,35 @@ def measure_step(
     Memory, time and components come from different steps, since each instrument would disturb the others. Returns
 
     - `out_of_memory`: `None`, or the phase and the bytes asked for (`measure.oom.OutOfMemory`), and then, of the
-      rest, only `cuda`, `None`, and a `reason` for records;
+      rest, only `cuda`, `None`, a `reason` for records, and with `history` the `failure` (`measure.snapshot.Failure`);
     - `loss`: of the first step;
     - `ledger`: by the tracker, components at each phase's peak;
     - `cuda`: peaks of allocator and process by phase (`measure.cuda`), `None` elsewhere;
     - `seconds`: by phase, and for `step` as a whole, median and interquartile range over `steps`, after `warmup`;
     - `peak_rss_bytes` of the process, `device`, and with `rates` the device's measured roofs.
 
-    `plain` takes the plain loop (`plain.PlainTrainer`). `spare_bytes` limits what this process may map beyond what it
-    has mapped before it builds the model (RLIMIT_AS, Linux; one thread), so that a CPU can run out of memory too.
+    `plain` takes the plain loop (`plain.PlainTrainer`). `spare_bytes` limits what CUDA's allocator may reserve or, on
+    a CPU, what this process may map beyond what it has mapped before it builds the model (RLIMIT_AS, Linux; one
+    thread), so that a CPU can run out of memory too. `history` is a file for the record of CUDA's allocator.
+    Raises `UserError` for a history on a CPU.
     """
     work, how = from_mapping(Workload, workload, "measure_step"), from_mapping(Recipe, recipe, "measure_step")
     where, target = PhaseName(SETUP), torch.device(device)
+    if history is not None and target.type != "cuda":
+        raise UserError(f"measure_step: history needs device cuda, got {device}")
     if spare_bytes is not None:
-        _limit_address_space(spare_bytes)
+        _limit(target, spare_bytes)
+    build = build_plain if plain else build_trainer
     try:
-        measured = _measure(work, how, target, steps, warmup, build_plain if plain else build_trainer, where, seed)
+        with recorded(Path(history)) if history else nullcontext():
+            measured = _measure(work, how, target, steps, warmup, build, where, seed)
     except (RuntimeError, MemoryError) as error:
         failed = out_of_memory(error, where.name, target)
         if failed is None:
             raise
-        return {"out_of_memory": asdict(failed), "reason": failed.reason, "cuda": None}
+        result: Json = {"out_of_memory": asdict(failed), "reason": failed.reason, "cuda": None}
+        found = failure_in(read_snapshot(Path(history))) if history else None
+        return result | ({"failure": asdict(found)} if found else {})
     if rates:
         dtype = torch.bfloat16 if how.precision == "bf16" else AUTOCAST.get(how.precision, torch.float32)
         size = 8192 if target.type == "cuda" else 2048
@@ -105,15 +117,23 @@ def _measure(
         lambda timer: losses.append(trainer.step(window, where.watch(timer.phase))), device, steps=steps, warmup=warmup
     )
     cuda: Json | None = None
+    beyond: Json = {}
     if device.type == "cuda":
         memory = CudaMemory(device)
         trainer.step(window, where.watch(memory.phase))
+        process = process_memory(device)
         cuda = {
             "phases": {name: asdict(peak) for name, peak in memory.phases.items()},
-            "process_bytes": process_bytes(device),
-            "context_bytes": context_bytes(device),
+            "process": asdict(process),
+        }
+        highest = max(memory.phases.values(), key=lambda peak: peak.requested)
+        beyond = {
+            "rounding_bytes": highest.allocated - highest.requested,
+            "reserved_bytes": max(peak.reserved for peak in memory.phases.values()),
+            "context_bytes": process.context,
         }
     ledger = ledger_of(track_step(trainer, window, work.model.vocab, warmed=True), "run")
+    ledger = replace(ledger, **beyond)
     return {
         "out_of_memory": None,
         "loss": float(losses[0]),
@@ -169,6 +189,14 @@ def _key(arguments: Json) -> str:
     sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.rglob("*.py"))]
     made = [arguments, sources, torch.__version__, torch.cuda.is_available() and torch.cuda.get_device_name()]
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _limit(device: torch.device, spare: int) -> None:
+    if device.type == "cuda":
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, spare / whole), device)
+    else:
+        _limit_address_space(spare)
 
 
 def _limit_address_space(spare: int) -> None:

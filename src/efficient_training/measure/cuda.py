@@ -5,6 +5,7 @@ of 512 bytes), reserved (what the allocator keeps from the driver, fragmentation
 (the CUDA context and libraries included), which is what `nvidia-smi` shows.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,27 +51,36 @@ class CudaMemory:
             )
 
 
-def process_bytes(device: torch.device) -> int | None:
-    """Bytes that this process holds on `device` according to the driver (NVML); `None` where NVML cannot be asked."""
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Bytes that a process holds on a device, and of these `context`: what PyTorch's allocator has not reserved.
+
+    The context has the driver's state, loaded kernels and the libraries' own workspaces. Both are `None` exactly where
+    the driver cannot be asked, and `reason` then says why, for a record.
+    """
+
+    bytes: int | None
+    context: int | None
+    reason: str | None = None
+
+
+def process_memory(device: torch.device) -> ProcessMemory:
+    """What this process holds on `device` according to the driver (NVML), as `nvidia-smi` shows it."""
     try:
         import pynvml
     except ImportError:
-        return None
-    import os
-
+        return ProcessMemory(None, None, "not measured: needs the package nvidia-ml-py, which asks the driver")
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode())
-        mine = [p for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid == os.getpid()]
-        return int(mine[0].usedGpuMemory) if mine and mine[0].usedGpuMemory else None
-    except pynvml.NVMLError:
-        return None
-
-
-def context_bytes(device: torch.device) -> int | None:
-    """What the process holds besides the allocator's reserved memory: context, loaded kernels, library workspaces."""
-    used = process_bytes(device)
-    return None if used is None else used - torch.cuda.memory_reserved(device)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError as error:
+        return ProcessMemory(None, None, f"not measured: the driver cannot be asked ({error})")
+    mine = [process.usedGpuMemory for process in running if process.pid == os.getpid() and process.usedGpuMemory]
+    if not mine:
+        reason = "not measured: the driver lists no process of this number, as in a container that numbers its own"
+        return ProcessMemory(None, None, reason)
+    return ProcessMemory(int(mine[0]), int(mine[0]) - torch.cuda.memory_reserved(device))
 
 
 def fragmented_bytes() -> int:
