@@ -34,6 +34,13 @@ class _Held:
         self.tensor = tensor.detach()
 
 
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with the numbers of this process: its part of a DTensor, what a collective in flight will fill."""
+    for wrapped in ("_local_tensor", "elem"):
+        tensor = getattr(tensor, wrapped, tensor)
+    return tensor
+
+
 @dataclass
 class _Storage:
     saved: SavedTensor
@@ -50,8 +57,9 @@ class saved_tensors:
     ```
 
     `exclude` are tensors whose storages are left out: parameters, and buffers or inputs where they should not count.
-    The result is the largest set of storages held at one time inside the block. For a forward pass that is everything
-    it saves; where backward passes run in the block too, as in gradient accumulation, it is the peak.
+    Of a `DTensor` this process's part counts. The result is the largest set of storages held at one time inside the
+    block. For a forward pass that is everything it saves; where backward passes run in the block too, as in gradient
+    accumulation, it is the peak.
 
     Under `torch.utils.checkpoint` (non-reentrant), only what survives until the backward pass counts: the inputs of the
     checkpointed function. Inside it the checkpoint's own hooks take precedence, in the recomputation as well. A tensor
@@ -60,7 +68,7 @@ class saved_tensors:
 
     def __init__(self, exclude: Iterable[torch.Tensor] = ()) -> None:
         # The storages are kept, not only their identities, so that no identity is used again while this object lives.
-        self._excluded = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in exclude)}
+        self._excluded = {id(storage): storage for storage in (_own(tensor).untyped_storage() for tensor in exclude)}
         self._storages: dict[int, _Storage] = {}
         self._held = 0
         self._bytes = 0
@@ -94,7 +102,7 @@ class saved_tensors:
 
     def _pack(self, tensor: torch.Tensor) -> _Held:
         held = _Held(tensor)
-        storage = tensor.untyped_storage()
+        storage = _own(tensor).untyped_storage()
         key = id(storage)
         if key not in self._excluded:
             entry = self._storages.get(key)

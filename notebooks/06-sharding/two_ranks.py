@@ -1,0 +1,68 @@
+"""`tokens.py`, `parallel.py` and `switch.py` with each YAML file, on the same ranks one after the other.
+
+By hand: torchrun --standalone --nproc-per-node 2 two_ranks.py
+
+Each of them runs alone too. Together they save most of their time, which goes into importing the libraries.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import parallel
+import switch
+import tokens
+import torch
+from accelerate import Accelerator
+from accelerate.commands import launch as accelerate_launch
+from accelerate.state import AcceleratorState
+
+from efficient_training.launch.worker import Worker, worker
+
+HERE = Path(__file__).parent
+
+
+def under_accelerate(config: Path, function: Callable[[], None]) -> None:
+    """`accelerate launch --config_file config`, up to where it would start processes: there, call `function` instead."""
+    command = accelerate_launch.launch_command_parser().parse_args(
+        ["--config_file", str(config), "--main_process_port", "0", "script.py"]
+    )
+    with mock.patch("torch.distributed.run.run", side_effect=lambda arguments: function()):
+        accelerate_launch.launch_command(command)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def fallback(w: Worker) -> None:
+    """Report what accelerate makes of being asked for FSDP2 on CPUs, as it comes, told of the CPUs or not."""
+    for told in ("false", "true"):
+        os.environ["ACCELERATE_USE_CPU"] = told
+        accelerator = Accelerator()
+        w.report(of="fallback", told=told, type=accelerator.distributed_type.value, processes=accelerator.num_processes)
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def as_generated(config: Path, folder: Path) -> Path:
+    """A copy of a DeepSpeed configuration that says nothing about clipping."""
+    lines = [line for line in config.read_text().splitlines() if "gradient_clipping" not in line]
+    copy = folder / config.name
+    copy.write_text("\n".join(lines))
+    return copy
+
+
+def main() -> None:
+    with worker() as w:
+        tokens.run(w, [120, 8])
+        parallel.run(w)
+        if not torch.cuda.is_available():
+            under_accelerate(HERE / "fsdp2.yaml", partial(fallback, w))
+        for name in ("ddp", "fsdp2", "zero2", "zero3"):
+            under_accelerate(HERE / f"{name}.yaml", partial(switch.run, w, name))
+        with tempfile.TemporaryDirectory() as folder:
+            under_accelerate(as_generated(HERE / "zero2.yaml", Path(folder)), partial(switch.run, w, "zero2"))
+
+
+if __name__ == "__main__":
+    main()
