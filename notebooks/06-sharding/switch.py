@@ -60,7 +60,7 @@ def strategy(accelerator: Accelerator, model: Any) -> str:
         return "ddp"
     if kind == "DeepSpeedEngine":
         return f"zero{model.zero_optimization_stage()}"
-    return "fsdp2" if kind.startswith("FSDP") and accelerator.is_fsdp2 else kind
+    return "fsdp2" if kind.startswith("FSDP") and accelerator.is_fsdp2 else f"no strategy ({kind})"
 
 
 def bytes_here(model: Any, optimizer: Any) -> dict[str, int]:

@@ -5,7 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from efficient_training.measure.saved import SavedTensor, saved_tensors
@@ -162,3 +166,19 @@ def test_a_stack_of_tanh_layers_saves_one_tensor_each(blocks: int) -> None:
         y = model(torch.ones(8, 16))
     assert saved.bytes == (blocks + 1) * N
     del y
+
+
+def test_of_a_dtensor_this_processes_part_counts() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        weight = distribute_tensor(torch.ones(8, 4), mesh, [Shard(0)]).requires_grad_()
+        with saved_tensors() as saved:
+            y = weight.exp()
+        assert saved.bytes == 4 * 4 * 4
+        with saved_tensors(exclude=[weight]) as saved:
+            z = weight * weight
+        assert saved.bytes == 0
+        del y, z
+    finally:
+        dist.destroy_process_group()
