@@ -97,7 +97,7 @@ def efficiency(intensity: float, bandwidth: float, peak: float) -> float:
     """ZeRO-Infinity's efficiency: the share of time spent computing where nothing overlaps.
 
     `intensity` in operations per byte moved, `bandwidth` in bytes and `peak` in operations per second
-    (Rajbhandari et al. 2021, equation 6).
+    (Rajbhandari et al. 2021, section 4).
     """
     return intensity * bandwidth / (intensity * bandwidth + peak)
 
