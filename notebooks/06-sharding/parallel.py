@@ -74,7 +74,7 @@ def build(device: torch.device) -> nn.Sequential:
 
 
 def tensor_parallel() -> dict[str, ParallelStyle]:
-    """Of each pair of products the first is cut by columns and the second by rows, so that nothing moves in between."""
+    """Of each pair of products the first is cut by columns, the second by rows."""
     whole = Replicate()
     return {
         "attention": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
@@ -104,9 +104,11 @@ def within_layers(w: Worker, mesh: DeviceMesh, way: str, reference: dict[str, to
     """One step with the layers split over the ranks."""
     x, target = data(w.device)
     model = build(w.device)
-    plan = {"tensor": tensor_parallel, "sequence": sequence_parallel}[way]
     for block in model:
-        parallelize_module(block, mesh, plan())
+        plan = sequence_parallel() if way == "sequence" else tensor_parallel()
+        if way == "tensor, inputs apart":
+            del plan["attention"]
+        parallelize_module(block, mesh, plan)
     if way == "sequence":  # each rank starts from, and ends with, its part of the positions
         x, target = (whole.chunk(w.ranks, dim=1)[w.rank].contiguous() for whole in (x, target))
     share = w.ranks if way == "sequence" else 1
@@ -191,8 +193,8 @@ def run(w: Worker) -> None:
     w.report(of="one process", loss=loss.item(), error=0.0, weights=weights, saved=saved.bytes)
 
     mesh = init_device_mesh(w.device.type, (w.ranks,))
-    within_layers(w, mesh, "tensor", reference)
-    within_layers(w, mesh, "sequence", reference)
+    for way in ("tensor", "tensor, inputs apart", "sequence"):
+        within_layers(w, mesh, way, reference)
     for schedule in (ScheduleGPipe, Schedule1F1B):
         between_layers(w, schedule, reference)
 

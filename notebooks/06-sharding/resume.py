@@ -52,11 +52,16 @@ def state(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Any]:
 
 
 def save(
-    folder: Path, step: int, model: nn.Module, optimizer: Optimizer, writer: Callable = dcp.FileSystemWriter
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    writer: Callable = dcp.FileSystemWriter,
 ) -> Path:
-    """Write a checkpoint under another name, then rename it: it is there as a whole, or it is not there."""
+    """Write under another name, then rename: it is there as a whole, or it is not there."""
     partial, final = folder / f"step-{step:06d}.partial", folder / f"step-{step:06d}"
-    dcp.save(state(model, optimizer, step), storage_writer=writer(partial))  # returns when all ranks have written
+    # Returns when all ranks have written.
+    dcp.save(state(model, optimizer, step), storage_writer=writer(partial))
     if dist.get_rank() == 0:
         partial.rename(final)
     dist.barrier()
@@ -70,17 +75,18 @@ def newest(folder: Path) -> Path | None:
 
 
 def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Fill model and optimizer, each rank reading what it needs, whoever wrote it. Returns the step."""
+    """Fill model and optimizer, each rank reading what it needs. Returns the step."""
     loaded = state(model, optimizer, 0)
     try:
         dcp.load(loaded, checkpoint_id=checkpoint)
-    except dcp.api.CheckpointException as error:  # no subclass of Exception, so `except Exception` would miss it
+    except dcp.api.CheckpointException as error:  # which is no `Exception`
         cause = next(iter(error.failures.values()))[0]
         raise UserError(
             f"cannot resume from {checkpoint}, which is damaged or of another model "
             f"({type(cause).__name__}: {cause}); remove it, and the one before is used"
         ) from None
-    set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    weights, moments = loaded["model"], loaded["optimizer"]
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     return int(loaded["step"])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from efficient_training.errors import UserError
@@ -29,7 +29,7 @@ def build(device: torch.device) -> nn.Module:
     return nn.Sequential(*layers).to(device)
 
 
-def sequences(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def sequences(lengths: list[int]) -> tuple[Tensor, Tensor]:
     """A padded sequence for each rank, and its labels, of which `lengths` are valid. Each rank's text is of its own kind."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.stack(
@@ -41,27 +41,27 @@ def sequences(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, labels
 
 
-def summed(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def summed(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     """The sum of all tokens' losses, 0 where there is no token."""
     return F.cross_entropy(model(ids).flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-def mean_of_means(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def mean_of_means(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     """Wrong: each rank's own mean, of which DDP takes the mean. A token of a short sequence counts for more."""
     return summed(model, ids, labels) / (labels != IGNORED).sum()
 
 
-def unscaled(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def unscaled(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     """Wrong: the right denominator, but DDP divides by the ranks once more."""
     return summed(model, ids, labels) / all_tokens(labels)
 
 
-def token_mean(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Right: by the tokens of all ranks, and times the ranks, since DDP divides by them."""
+def token_mean(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    """Right: over the tokens of all ranks, and times the ranks, as DDP divides by them."""
     return summed(model, ids, labels) * dist.get_world_size() / all_tokens(labels)
 
 
-def all_tokens(labels: torch.Tensor) -> torch.Tensor:
+def all_tokens(labels: Tensor) -> Tensor:
     """Valid tokens on all ranks; with accumulation, give it the labels of all micro-batches of the step."""
     tokens = (labels != IGNORED).sum()
     dist.all_reduce(tokens)
@@ -91,7 +91,7 @@ def run(w: Worker, lengths: list[int]) -> None:
         w.report(of="tokens", way=way.__name__, loss=shown.item(), error=distance(gradient, reference))
 
 
-def distance(gradient: torch.Tensor, reference: torch.Tensor) -> float:
+def distance(gradient: Tensor, reference: Tensor) -> float:
     """Relative, in the 2-norm."""
     return ((gradient - reference).norm() / reference.norm()).item()
 

@@ -52,17 +52,19 @@ def as_generated(config: Path, folder: Path) -> Path:
     return copy
 
 
-def main() -> None:
-    with worker() as w:
-        tokens.run(w, [120, 8])
-        parallel.run(w)
-        if not torch.cuda.is_available():
-            under_accelerate(HERE / "fsdp2.yaml", partial(fallback, w))
-        for name in ("ddp", "fsdp2", "zero2", "zero3"):
-            under_accelerate(HERE / f"{name}.yaml", partial(switch.run, w, name))
-        with tempfile.TemporaryDirectory() as folder:
-            under_accelerate(as_generated(HERE / "zero2.yaml", Path(folder)), partial(switch.run, w, "zero2"))
+def run(w: Worker) -> None:
+    """All of them."""
+    tokens.run(w, [120, 8])
+    tokens.run(w, [120, 0])
+    parallel.run(w)
+    if not torch.cuda.is_available():
+        under_accelerate(HERE / "fsdp2.yaml", partial(fallback, w))
+    for name in ("ddp", "fsdp2", "zero2", "zero3"):
+        under_accelerate(HERE / f"{name}.yaml", partial(switch.run, w, name))
+    with tempfile.TemporaryDirectory() as folder:
+        under_accelerate(as_generated(HERE / "zero2.yaml", Path(folder)), partial(switch.run, w, "zero2"))
 
 
 if __name__ == "__main__":
-    main()
+    with worker() as w:
+        run(w)
