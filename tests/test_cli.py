@@ -110,6 +110,7 @@ def test_tiers_shows_the_machine_and_why_not(
 ) -> None:
     project.tier("gpu", GPU)
     monkeypatch.setattr(machine, "detect", lambda: Machine("Linux x86_64", "A CPU", 8, 32 * GIB))
+    monkeypatch.setattr("shutil.which", lambda _: None)  # whether there is an sbatch here or not
     assert project.run("tiers") == 0
     out = capsys.readouterr().out
     assert "A CPU, 8 cores, 32.0 GiB memory" in out

@@ -1,4 +1,4 @@
-"""The command line: `efficient-training execute | render | serve | status | check | tiers | editions | profile`.
+"""The command line: `execute | render | serve | status | check | tiers | editions | profile | launch`.
 
 Whatever the user can mend is one line on stderr (from `render`, one for each fault) and exit code 2. This module
 imports neither torch nor papermill.
@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import project
+from . import launching, project
 from .errors import UserError, UserErrors
 
 app = typer.Typer(
@@ -50,6 +50,8 @@ def run(arguments: list[str] | None = None) -> int:
         # Writing to a full disk does not say of which file; the folder at least is known.
         return _complain(f"{error.filename or Path.cwd()}: {error.strerror or error}; mend that, then go on")
     except typer.Exit as error:
+        if error.exit_code == INTERRUPTED:  # typer's word for Ctrl-C
+            print("interrupted", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
@@ -247,6 +249,9 @@ def profile(
         profiling.write_json(json_file, workload, made, ledger)
     if figure is not None and timeline is not None:
         profiling.write_figure(figure, timeline, title)
+
+
+app.command("launch", context_settings=launching.CONTEXT)(launching.launch_script)
 
 
 Edition = Annotated[str, typer.Option(help="Name of the edition.")]

@@ -11,10 +11,12 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
-from . import local
-from .job import Job, check
-from .outcome import Launched, LaunchError
+from ..errors import UserError
+from . import local, slurm
+from .job import Job, check, check_here
+from .outcome import Launched, LaunchError, check_ranks
 from .progress import Progress
 
 __all__ = ["LaunchError", "Launched", "launch"]
@@ -38,6 +40,7 @@ def launch(
     partition: str = "",
     account: str = "",
     gpus_per_node: int | None = None,
+    cpus_per_rank: int = 1,
     requeue: bool = False,
 ) -> Launched:
     """Run `script` with `arguments` on `ranks` processes in all, and wait for them.
@@ -50,8 +53,10 @@ def launch(
     - `environment`: is added to the ranks'; `OMP_NUM_THREADS` is 1 where it does not say otherwise.
     - `folder`: for logs and reports, kept; by default a temporary one that goes with the result.
     - `progress`: say what is going on, on the terminal, never in a notebook's output.
-    - `endpoint`, `port`: torchrun's rendezvous, HOST:PORT for several machines, a port for one; a free one by default.
-    - `partition`, `account`, `gpus_per_node`, `requeue`: SLURM's.
+    - `endpoint`: HOST:PORT of one of several machines, on each of which the same torchrun is launched; each launch
+      collects its own ranks.
+    - `port`: for the rendezvous on one machine; a free one by default.
+    - `partition`, `account`, `gpus_per_node` (as many as ranks, none for gloo), `cpus_per_rank`, `requeue`: SLURM's.
 
     Raises `UserError` on what cannot be launched, and `LaunchError` where a rank fails or the time is over. However
     this ends, by Ctrl-C or by kill -9 too, no process of it is left, and no job.
@@ -71,30 +76,38 @@ def launch(
         partition=partition,
         account=account,
         gpus_per_node=gpus_per_node,
+        cpus_per_rank=cpus_per_rank,
         requeue=requeue,
         environment=dict(environment or {}),
     )
     return run(job, None if folder is None else Path(folder), progress=progress)
 
 
-def run(job: Job, folder: Path | None = None, *, progress: bool = True) -> Launched:
-    """Run a job that has been described; see `launch`."""
-    with Progress(job, progress) as shown:
-        for warning in check(job):
+def run(job: Job, folder: Path | None = None, *, progress: bool = True, follow: IO[str] | None = None) -> Launched:
+    """Run a job that has been described; see `launch`. What rank 0 writes is copied to `follow` as it comes."""
+    check(job)
+    with Progress(job, progress, follow) as shown:
+        for warning in check_here(job):
             shown.line(warning)
-        place = _place(folder)
+        existed = folder is not None and folder.exists()
+        place = shown.folder = prepare(job, folder)
         started = time.monotonic()
         try:
-            local.run(job, place, shown.tick)
-        except BaseException:
-            if folder is None:
+            engine = slurm if job.launcher == "slurm" else local
+            engine.run(job, place, shown.tick)
+            check_ranks(job, place)
+        except BaseException as error:
+            refused = isinstance(error, UserError) and not isinstance(error, LaunchError)
+            if folder is None or (refused and not existed):
                 shutil.rmtree(place, ignore_errors=True)
             raise
         return Launched(place, time.monotonic() - started, keep=folder is not None)
 
 
-def _place(folder: Path | None) -> Path:
-    """The folder for logs and reports, without those of an earlier launch."""
+def prepare(job: Job, folder: Path | None) -> Path:
+    """The folder for logs and reports, without those of an earlier launch; the nodes of a cluster share this one."""
+    if folder is None and job.launcher == "slurm":
+        return Path(tempfile.mkdtemp(prefix=".efficient-training-launch-", dir=Path.cwd()))
     if folder is None:
         return Path(tempfile.mkdtemp(prefix="efficient-training-launch-"))
     folder.mkdir(parents=True, exist_ok=True)

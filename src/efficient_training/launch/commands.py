@@ -6,7 +6,11 @@ from pathlib import Path
 
 from .job import Job, free_port
 
-RANK = "efficient_training.launch.rank"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+"""torchrun by the interpreter that runs this, whatever stands on the PATH."""
+RANK_MODULE = "efficient_training.launch.rank"
+RANK = ("-m", RANK_MODULE)
+"""torchrun's last options, before the script."""
 STOP_S = 5
 """What torchrun gives the ranks to end in, once it asks them to."""
 
@@ -15,24 +19,22 @@ def command(job: Job, folder: Path) -> list[str]:
     """The command that runs `job` from this machine; torchrun's on several is the same on each."""
     what = [str(job.script), *job.arguments]
     if job.launcher == "torchrun":
-        return [*torchrun(job, folder, _rendezvous(job)), *what]
+        return [*TORCHRUN, *torchrun_options(job, folder, _rendezvous(job)), *RANK, *what]
     if job.launcher == "deepspeed":
         return [*_deepspeed(job), *what]
     if job.launcher == "accelerate":
-        return [*_accelerate(job), *what]
+        return [*_accelerate(job, folder), *what]
     raise ValueError(job.launcher)
 
 
-def torchrun(job: Job, folder: Path | str, rendezvous: Sequence[str]) -> list[str]:
-    """torchrun up to the script. `rendezvous` are its options for finding the other machines."""
+def torchrun_options(job: Job, folder: Path | str, rendezvous: Sequence[str]) -> list[str]:
+    """torchrun's options; `rendezvous` are those for finding the other machines."""
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
         *rendezvous,
         f"--nproc-per-node={job.ranks_per_node}",
         f"--max-restarts={job.restarts}",
         f"--shutdown-timeout={STOP_S}",
         f"--log-dir={folder}/torchrun",
-        *("-m", RANK),
     ]
 
 
@@ -49,15 +51,18 @@ def _deepspeed(job: Job) -> list[str]:
         # On one machine the launcher wants neither ssh nor a host file.
         *("--hostfile", "none", "--num_gpus", str(job.ranks), "--no_local_rank"),
         *("--master_addr", "127.0.0.1", "--master_port", str(job.port or free_port())),
-        *("--module", RANK),
+        *("--module", RANK_MODULE),
     ]
 
 
-def _accelerate(job: Job) -> list[str]:
+def _accelerate(job: Job, folder: Path) -> list[str]:
     config = ["--config_file", str(job.config)] if job.config else []
     return [
         *(sys.executable, "-m", "accelerate.commands.launch", *config),
         *("--num_processes", str(job.ranks), "--num_machines", "1"),
         *("--main_process_port", str(job.port or free_port())),
-        *("--module", RANK),
+        # accelerate sets OMP_NUM_THREADS itself.
+        *("--num_cpu_threads_per_process", job.environment.get("OMP_NUM_THREADS", "1")),
+        *("--log_dir", f"{folder}/torchrun"),
+        *("--module", RANK_MODULE),
     ]

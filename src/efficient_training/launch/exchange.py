@@ -65,15 +65,41 @@ def read_reports(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 def write_start(folder: Path) -> None:
     """Note the process in which this rank runs."""
-    write(folder / f"rank-{rank()}.start.json", {"pid": os.getpid(), "host": socket.gethostname()})
+    start = {"rank": rank(), "attempt": attempt(), "pid": os.getpid(), "host": socket.gethostname()}
+    write(folder / f"rank-{rank()}.start.json", start)
 
 
-def read_starts(folder: Path) -> dict[int, int]:
-    """The process of each rank that has started, by rank, as its own machine numbers it."""
-    return {
-        int(path.name.removeprefix("rank-").partition(".")[0]): json.loads(path.read_text(encoding="utf-8"))["pid"]
-        for path in folder.glob("rank-*.start.json")
-    }
+@dataclass(frozen=True)
+class Start:
+    """The latest start of a rank: the process, as its own machine numbers it."""
+
+    rank: int
+    attempt: int
+    pid: int
+    host: str
+
+
+def read_starts(folder: Path) -> dict[int, Start]:
+    """The ranks that have started, by rank."""
+    found = [Start(**json.loads(path.read_text("utf-8"))) for path in folder.glob("rank-*.start.json")]
+    return {start.rank: start for start in found}
+
+
+def write_end() -> None:
+    """Note that this rank came to its end without a failure, where somebody collects."""
+    place = folder()
+    if place is not None:
+        write(place / f"rank-{rank()}.end.json", {"rank": rank(), "attempt": attempt()})
+
+
+def read_ends(folder: Path) -> set[int]:
+    """The ranks that came to their end in the last attempt."""
+    found = [json.loads(path.read_text("utf-8")) for path in folder.glob("rank-*.end.json")]
+    return {end["rank"] for end in found if end["attempt"] == _last_attempt(folder)}
+
+
+def _last_attempt(folder: Path) -> int:
+    return max((start.attempt for start in read_starts(folder).values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -93,7 +119,7 @@ def record_error(error: BaseException, trace: TracebackType | None) -> None:
     To be called before the process group is left: so the first failure is on record before its peers notice.
     """
     if isinstance(error, SystemExit):
-        what, text = f"it ended with exit code {error.code}", ""
+        what, text = f"exit code {error.code}", ""
     else:
         what = "".join(traceback.format_exception_only(error)).strip()
         text = "".join(traceback.format_exception(type(error), error, trace))
@@ -110,7 +136,7 @@ def record_error(error: BaseException, trace: TracebackType | None) -> None:
 
 
 def read_errors(folder: Path) -> list[RankError]:
-    """The exceptions of the last attempt in which there were any, the earliest first."""
+    """The exceptions of the last attempt, the earliest first."""
     found = [RankError(**json.loads(path.read_text("utf-8"))) for path in folder.glob("rank-*.error-*.json")]
-    last = max((error.attempt for error in found), default=0)
-    return sorted((error for error in found if error.attempt == last), key=lambda error: error.time)
+    last = [error for error in found if error.attempt == _last_attempt(folder)]
+    return sorted(last, key=lambda error: error.time)

@@ -41,7 +41,13 @@ def run(log: Path, command: list[str]) -> int:
     # What loses its parent becomes a child of this process, and so stays within reach.
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     with log.open("ab") as output:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+        )
     try:
         while child.poll() is None:
             if select.select([sys.stdin], [], [], POLL_S)[0]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UserError
 
-LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
+LAUNCHERS = ("torchrun", "slurm", "deepspeed", "accelerate")
 BACKENDS = ("gloo", "nccl")
 
 
@@ -31,6 +31,7 @@ class Job:
     partition: str = ""
     account: str = ""
     gpus_per_node: int | None = None
+    cpus_per_rank: int = 1
     requeue: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -40,22 +41,25 @@ class Job:
         return self.ranks // self.nodes
 
     @property
+    def ranks_collected(self) -> int:
+        """Processes whose reports and logs one launch collects: torchrun on several machines is launched on each."""
+        return self.ranks_per_node if self.launcher == "torchrun" else self.ranks
+
+    @property
     def minutes(self) -> int | None:
         """The time limit as SLURM takes it, in whole minutes."""
         return None if self.timeout_s is None else math.ceil(self.timeout_s / 60)
 
 
-def check(job: Job) -> list[str]:
-    """Refuse what cannot run here, in one line (`UserError`); returns a line for each thing to be warned of."""
-    _check_fields(job)
+def check_here(job: Job) -> list[str]:
+    """Refuse what this machine cannot run, in one line (`UserError`); returns a line for each thing to be warned of."""
     if job.port is not None:
         _check_port(job.port)
-    if job.launcher == "slurm":
-        return []
-    return _check_machine(job)
+    return [] if job.launcher == "slurm" else _check_size(job)
 
 
-def _check_fields(job: Job) -> None:
+def check(job: Job) -> None:
+    """Refuse a job that no machine could run as it stands, in one line (`UserError`)."""
     where = f"launch {job.script}"
     if not job.script.is_file():
         raise UserError(f"{where}: no such script in {Path.cwd()}")
@@ -102,19 +106,20 @@ def _check_port(port: int) -> None:
             ) from None
 
 
-def _check_machine(job: Job) -> list[str]:
+def _check_size(job: Job) -> list[str]:
     from ..machine import detect
 
     machine, wanted = detect(), job.ranks_per_node
     if job.backend == "nccl" or (job.backend is None and machine.gpus):
         if len(machine.gpus) < wanted:
             raise UserError(
-                f"launch {job.script}: {wanted} ranks need {wanted} GPUs, found {len(machine.gpus)}; "
+                f"launch {job.script}: nccl needs a GPU for each rank: needs {wanted}, found {len(machine.gpus)}; "
                 "take fewer ranks, or the backend gloo, which runs on the CPU"
             )
         return []
     if wanted > machine.cores:
-        return [f"{wanted} ranks share {machine.cores} cores: what they compute holds, their times mean little"]
+        cores = f"{machine.cores} core" + ("s" if machine.cores > 1 else "")
+        return [f"{wanted} ranks share {cores}: what they compute holds, their times mean little"]
     return []
 
 

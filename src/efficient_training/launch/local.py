@@ -62,7 +62,8 @@ def _ask_for_stacks(pid: int, folder: Path) -> None:
     import psutil
 
     below = {process.pid: process for process in psutil.Process(pid).children(recursive=True)}
-    running = {rank: below[pid] for rank, pid in exchange.read_starts(folder).items() if pid in below}
+    starts = exchange.read_starts(folder).values()
+    running = {start.rank: below[start.pid] for start in starts if start.pid in below}
     logs = {rank: exchange.log_path(folder, rank) for rank in running}
     before = {rank: logs[rank].stat().st_size for rank in running}
     for rank in running:

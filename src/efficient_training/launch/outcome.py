@@ -17,7 +17,8 @@ LAST_LINES = 15
 
 TORCHRUN_FAILURE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: \d+\)\n\s*exitcode\s*: (-?\d+) ", re.M)
 DEEPSPEED_FAILURE = re.compile(r"exits with return code = (-?\d+)")
-STACK_START = re.compile(r"^(?:Current thread|Thread) 0x", re.M)
+STACK_START = re.compile(r"^(?:Current thread|Thread) (0x\w+).*\(most recent call first\):\n", re.M)
+OUR_FRAME = re.compile(r'File "(<frozen (runpy|importlib)|.*/launch/rank\.py")')
 
 
 class LaunchError(UserError):
@@ -62,6 +63,13 @@ class Launched:
         return path.read_text(encoding="utf-8", errors="replace")
 
 
+def check_ranks(job: Job, folder: Path) -> None:
+    """Refuse a launch in which fewer ranks ran than were asked for, as accelerate without a config file does it."""
+    ran = len(exchange.read_starts(folder))
+    if ran != job.ranks_collected:
+        raise LaunchError(f"{job.script}: {job.launcher} ran {ran} of {job.ranks} ranks; look at its configuration")
+
+
 def failure(job: Job, folder: Path, output: str, exit_code: int | str) -> LaunchError:
     """The first failure of a launch that ended with `exit_code`; `output` is what the launcher itself wrote.
 
@@ -69,7 +77,7 @@ def failure(job: Job, folder: Path, output: str, exit_code: int | str) -> Launch
     exceptions the earliest counts; each stands on record before the rank's peers can notice.
     """
     errors = exchange.read_errors(folder)
-    exits = _exits(job, output, {error.rank for error in errors})
+    exits = _exits(folder, output, {error.rank for error in errors})
     killed = [rank for rank, code in exits.items() if code < 0 and -code not in (signal.SIGTERM, signal.SIGABRT)]
     if not killed and errors:
         first = errors[0]
@@ -78,16 +86,17 @@ def failure(job: Job, folder: Path, output: str, exit_code: int | str) -> Launch
     for rank in [*killed, *exits]:
         return _error(job, rank, _ending(exits[rank]), _tail(folder, rank))
     text = "\n".join(output.strip().splitlines()[-LAST_LINES:])
-    return LaunchError(f"{job.script}: {job.launcher} ended with {exit_code} before any rank failed\n{text}".rstrip())
+    return LaunchError(f"{job.script}: {job.launcher} ended with {exit_code}\n{text}".rstrip())
 
 
-def _exits(job: Job, output: str, failed: set[int]) -> dict[int, int]:
+def _exits(folder: Path, output: str, failed: set[int]) -> dict[int, int]:
     """Exit codes by rank (negative: a signal's number), as the launcher names them in its last summary."""
     found = {int(rank): int(code) for rank, code in TORCHRUN_FAILURE.findall(output)}
     codes = DEEPSPEED_FAILURE.findall(output)
-    silent = set(range(job.ranks)) - failed
-    if not found and codes and len(silent) == 1:
-        found[silent.pop()] = int(codes[-1])  # DeepSpeed names no rank: the one that left no exception
+    if codes and not found:
+        # DeepSpeed names no rank: it is the one that neither left an exception nor came to its end.
+        silent = exchange.read_starts(folder).keys() - failed - exchange.read_ends(folder)
+        found = {silent.pop(): int(codes[-1])} if len(silent) == 1 else {}
     return found
 
 
@@ -95,7 +104,8 @@ def _ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     cause = " (out of memory is the usual cause)" if -code == signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{cause}"
+    name = {known.value: known.name for known in signal.Signals}.get(-code, f"signal {-code}")
+    return f"was killed by {name}{cause}"
 
 
 def _error(job: Job, rank: int, what: str, text: str, traceback: str = "") -> LaunchError:
@@ -112,7 +122,9 @@ def _tail(folder: Path, rank: int) -> str:
 
 def timeout(job: Job, folder: Path, limit: str) -> LaunchError:
     """The failure of a launch that did not end; each rank has written its stacks to its log just now."""
-    stacks = {rank: _stacks(folder, rank) for rank in range(job.ranks)}
+    started = exchange.read_starts(folder)
+    ranks = range(job.ranks) if job.ranks == job.ranks_collected else sorted(started)
+    stacks = {rank: _stacks(folder, rank) for rank in ranks}
     text = "\n".join(f"rank {rank}:\n{stack}" for rank, stack in stacks.items())
     return LaunchError(f"{job.script}: not at its end after {limit}; where each rank was:\n{text}", stacks=stacks)
 
@@ -121,6 +133,14 @@ def _stacks(folder: Path, rank: int) -> str:
     path = exchange.log_path(folder, rank)
     if not path.exists():
         return "  had not started"
-    text = path.read_text(encoding="utf-8", errors="replace")
-    starts = [match.start() for match in STACK_START.finditer(text)]
-    return text[starts[0] :].rstrip() if starts else "  gave no stack: stopped, or held by the system"
+    _, *parts = STACK_START.split(path.read_text(encoding="utf-8", errors="replace"))
+    # A rank may be asked twice, by SLURM and by torchrun: the last answer of each thread is enough.
+    frames = dict(zip(parts[::2], parts[1::2], strict=True))
+    return "\n".join(map(_without_start, frames.values())) or "  gave no stack: stopped, or held by the system"
+
+
+def _without_start(stack: str) -> str:
+    """A thread's frames, without those that start the script and those of Python's import."""
+    lines = stack.split("\n\n")[0].splitlines()
+    kept = [line for line in lines if line.startswith("  File") and not OUR_FRAME.search(line)]
+    return "\n".join(["  (most recent call first)", *kept])

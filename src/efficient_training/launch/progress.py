@@ -7,9 +7,11 @@ machine takes does not belong in it.
 import os
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from . import exchange
 from .job import Job
 
 EVERY_S = 0.5
@@ -20,12 +22,16 @@ CLEAR = "\r\x1b[K"
 class Progress:
     """The voice of one launch; a context manager. Silent where not `shown`."""
 
-    def __init__(self, job: Job, shown: bool) -> None:
+    folder: Path | None = None
+    """Where rank 0's log is, once that is known."""
+
+    def __init__(self, job: Job, shown: bool, follow: IO[str] | None = None) -> None:
         ranks = f"{job.ranks} rank" + ("s" if job.ranks > 1 else "")
         self.title = f"{job.script.name} on {ranks} by {job.launcher}"
         self.stream = own_stderr() if shown else None
         self.live = self.stream is not None and self.stream.isatty()
         self.state, self.started, self.said = "", time.monotonic(), 0.0
+        self.follow, self.read = follow, 0
 
     def __enter__(self) -> Self:
         return self
@@ -33,6 +39,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._copy_log()
         if self.live:
             self._write(CLEAR)
 
@@ -42,6 +49,7 @@ class Progress:
 
     def tick(self, state: str) -> None:
         """Say that `state` goes on, in few words."""
+        self._copy_log()
         now = time.monotonic()
         if self.live and (state != self.state or now - self.said > EVERY_S):
             self._write(f"{CLEAR}{self.title}: {state}, {now - self.started:.0f} s")
@@ -49,6 +57,21 @@ class Progress:
         elif not self.live and state != self.state:
             self.line(f"{state}, {now - self.started:.0f} s")
         self.state = state
+
+    def _copy_log(self) -> None:
+        """Copy what rank 0 has written since the last time, whole lines."""
+        path = self.folder and exchange.log_path(self.folder, 0)
+        if self.follow is None or path is None or not path.exists():
+            return
+        with path.open("rb") as log:
+            log.seek(self.read)
+            new, newline, _ = log.read().rpartition(b"\n")
+        if newline:
+            self.read += len(new) + 1
+            if self.live:
+                self._write(CLEAR)
+            self.follow.write(new.decode(errors="replace") + "\n")
+            self.follow.flush()
 
     def _write(self, text: str) -> None:
         if self.stream is not None:

@@ -34,12 +34,16 @@ def main() -> None:
     try:
         exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__)
     except SystemExit as end:
-        if end.code not in (None, 0):
+        if end.code in (None, 0):
+            exchange.write_end()
+        else:
             exchange.record_error(end, None)
         raise
     except BaseException as error:
         exchange.record_error(error, error.__traceback__ and error.__traceback__.tb_next)
         raise
+    else:
+        exchange.write_end()
     finally:
         del own
 

@@ -88,6 +88,8 @@ class Worker:
 
 
 def _leave(code: int) -> NoReturn:
+    if code == 0:
+        exchange.write_end()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
