@@ -86,7 +86,7 @@ def process_memory(device: torch.device) -> ProcessMemory:
 def fragmented_bytes() -> int:
     """Reserved bytes after half of a GiB of tensors was freed in pieces and two pieces' worth was asked for.
 
-    For a process of its own: what it shows is how the allocator is set (`PYTORCH_CUDA_ALLOC_CONF`).
+    For a process of its own: what it shows is how the allocator is set (`PYTORCH_ALLOC_CONF`).
     """
     mib = 2**20
     whole = torch.empty(1024 * mib, dtype=torch.uint8, device="cuda")
