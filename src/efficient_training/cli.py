@@ -50,8 +50,6 @@ def run(arguments: list[str] | None = None) -> int:
         # Writing to a full disk does not say of which file; the folder at least is known.
         return _complain(f"{error.filename or Path.cwd()}: {error.strerror or error}; mend that, then go on")
     except typer.Exit as error:
-        if error.exit_code == INTERRUPTED:  # typer's word for Ctrl-C
-            print("interrupted", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)

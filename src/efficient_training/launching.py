@@ -86,6 +86,9 @@ def launch_script(
     except LaunchError as error:
         print(f"error: {error}\nlogs: {_short(place)}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"interrupted; all ranks are ended; logs: {_short(place)}", file=sys.stderr)
+        return 130
     for rank, reports in result.reports.items():
         for report in reports:
             print(json.dumps({"rank": rank, **report}))
