@@ -100,6 +100,27 @@ def test_under_slurm_a_cluster_needs_sbatch_and_no_gpu_here(
     assert tier.missing(machine()) == []
 
 
+def test_a_cluster_gives_all_its_ranks_and_needs_a_gpu_for_each_that_runs_here(project: Any) -> None:
+    more = CLUSTER.replace("requires: {device: cuda, ranks: 2}", "requires: {device: cuda}").replace(
+        "torchrun,", "torchrun, nodes: 1, ranks_per_node: 4, partition: '', account: '', backend: nccl,"
+    )
+    project.tier("cluster", more)
+    tier = load_tiers(project.root)["cluster"]
+    assert tier.parameters_of("01-memory", {"ranks": 2, "backend": "", "nodes": 1}) == {
+        "ranks": 4,
+        "backend": "nccl",
+        "nodes": 1,
+    }
+    assert tier.missing(machine(T4, T4)) == ["needs 4 GPUs, found 2"]
+    project.tier("cluster", more.replace("nccl", "gloo"))
+    assert load_tiers(project.root)["cluster"].missing(machine()) == []
+    project.tier("cluster", more.replace("torchrun", "slurm").replace("nodes: 1", "nodes: 3"))
+    assert load_tiers(project.root)["cluster"].parameters_of("01-memory", {"ranks": 2}) == {"ranks": 12}
+    project.tier("cluster", more.replace("nodes: 1", "nodes: 3"))
+    with pytest.raises(UserError, match="cluster/nodes: on several nodes the launcher is slurm"):
+        load_tiers(project.root)
+
+
 def test_parameters_are_shared_then_of_the_cluster_then_the_notebooks_own(project: Any) -> None:
     project.notebook("01-memory", [], "steps = 3\nlauncher = 'none'")
     project.notebook("02-precision", [], "steps = 3\nwidth: int = 8")

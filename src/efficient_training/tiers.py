@@ -38,12 +38,18 @@ class Tier:
     ranks: int = 1
     packages: tuple[str, ...] = ()
     network: bool = False
-    cluster: Mapping[str, str] | None = None
+    cluster: Mapping[str, Any] | None = None
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def parameters_of(self, notebook: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """What `notebook` is given: of `cluster` and `common` what its `parameters` cell has, then its own."""
-        shared = {**(self.cluster or {}), **self.parameters.get("common", {})}
+        """What `notebook` is given: of `cluster` and `common` what its `parameters` cell has, then its own.
+
+        A cluster's `ranks` are those of all its nodes.
+        """
+        cluster = dict(self.cluster or {})
+        if "ranks_per_node" in cluster:
+            cluster["ranks"] = cluster["ranks_per_node"] * cluster.get("nodes", 1)
+        shared = {**cluster, **self.parameters.get("common", {})}
         given = {name: value for name, value in shared.items() if name in defaults}
         return {**given, **self.parameters.get(notebook, {})}
 
@@ -53,19 +59,19 @@ class Tier:
 
     def missing_hardware(self, machine: Machine) -> list[str]:
         """Why `machine` does not meet this tier, whatever is installed on it; empty where it does."""
-        submits = self.cluster is not None and self.cluster["launcher"] == "slurm"
-        if submits:
+        cluster = self.cluster or {}
+        if cluster.get("launcher") == "slurm":
             return [] if shutil.which("sbatch") else ["needs sbatch on the PATH, found none"]
-        if self.device == "cuda":
-            return self._missing_gpus(machine)
+        if self.device == "cuda" and cluster.get("backend") != "gloo":
+            return self._missing_gpus(machine, max(self.ranks, cluster.get("ranks_per_node", 1)))
         return _missing_memory("memory", self.memory_gib, machine.memory_bytes)
 
-    def _missing_gpus(self, machine: Machine) -> list[str]:
+    def _missing_gpus(self, machine: Machine, ranks: int) -> list[str]:
         """The first `ranks` GPUs are those that a run uses, so it is they that count."""
         if not machine.gpus:
             return ["needs a CUDA GPU, found none"]
-        needs = [] if len(machine.gpus) >= self.ranks else [f"needs {self.ranks} GPUs, found {len(machine.gpus)}"]
-        for gpu in machine.gpus[: self.ranks]:
+        needs = [] if len(machine.gpus) >= ranks else [f"needs {ranks} GPUs, found {len(machine.gpus)}"]
+        for gpu in machine.gpus[:ranks]:
             if self.capability and _version(gpu.capability) < _version(self.capability):
                 needs.append(f"needs compute capability {self.capability}, found {gpu.capability} ({gpu.name})")
             needs += _missing_memory(f"memory on {gpu.name}", self.memory_gib, gpu.memory_bytes)
@@ -107,6 +113,9 @@ def load_tier(path: Path, defaults: Defaults) -> Tier:
     if (data["name"] == CLUSTER) != ("cluster" in data):
         wanted = "needs" if data["name"] == CLUSTER else "cannot have"
         raise UserError(f"{where}: the tier {data['name']!r} {wanted} the key 'cluster' (launcher, capability)")
+    cluster = data.get("cluster", {})
+    if cluster.get("nodes", 1) > 1 and cluster["launcher"] != "slurm":
+        raise UserError(f"{where}: cluster/nodes: on several nodes the launcher is slurm; change it, or take one node")
     _check_requires(data["requires"], where)
     parameters = data.get("parameters", {})
     _check_parameters(parameters, defaults, where, restating=data["name"] != "cpu")
