@@ -4,10 +4,12 @@ import warnings
 from contextlib import nullcontext
 
 from model import arguments, batch, build, loss_of, make_optimizer, own
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from efficient_training.launch.worker import worker
 from efficient_training.measure.communication import Communication
-from efficient_training.sharding.held import held, local
+from efficient_training.sharding.held import held, local, storage_bytes
 from efficient_training.sharding.strategies import shard
 from efficient_training.sharding.synchronization import no_sync, set_requires_gradient_sync
 
@@ -75,7 +77,29 @@ def accumulate(w, strategy, context, sizes):
     }
 
 
+def buckets(w, sizes, view):
+    """Bytes of DDP's buckets that are not the gradients themselves, with and without `gradient_as_bucket_view`."""
+    model = DistributedDataParallel(build(sizes, w.device), gradient_as_bucket_view=view)
+    tokens, targets = (own(part, w) for part in batch(sizes["vocabulary"], 8))
+    seen = []
+
+    def hook(group, bucket):
+        seen.append(bucket.buffer())
+        return allreduce_hook(group, bucket)
+
+    model.register_comm_hook(None, hook)
+    for _ in range(STEPS):
+        model.zero_grad()
+        seen.clear()
+        loss_of(model, tokens, targets).backward()
+    gradients = set()
+    storage_bytes((parameter.grad for parameter in model.parameters()), gradients)
+    w.report(of="buckets", name="views" if view else "copies", beside=storage_bytes(seen, gradients))
+
+
 def run(w, sizes):
+    for view in (False, True):
+        buckets(w, sizes, view)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for name, (strategy, context) in WAYS.items():
