@@ -1,10 +1,11 @@
 """Random models and recipes, small enough to trace in a moment, for the tests of trace and price."""
 
 import random
+from dataclasses import replace
 from typing import get_args
 
 from efficient_training.models import FAMILIES, ModelShape
-from efficient_training.recipe import Attention, Checkpointing, Precision, Recipe
+from efficient_training.recipe import PRECISIONS, Attention, Checkpointing, Recipe
 from efficient_training.workload import Workload
 
 
@@ -25,7 +26,7 @@ def draw(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Re
         rng.choice([61, 503, 2003] if small else [61, 503, 2003, 9001, 40009]), 1024, rng.random() < 0.5,
         attention_bias=biased and family in ("llama", "qwen3"), mlp_bias=biased and family == "llama",
     )  # fmt: skip
-    precision = rng.choice(get_args(Precision))
+    precision = rng.choice(PRECISIONS["none"])
     checkpointing = rng.choice(get_args(Checkpointing))
     attention: Attention = rng.choice(["sdpa", "sdpa", "efficient", "math", "sdpa" if precision == "fp32" else "flash"])
     recipe = Recipe(
@@ -39,3 +40,21 @@ def draw(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Re
     )
     sequence = rng.choice([1, 7, 16, 33, 64, 100] if small or attention == "math" else [1, 7, 16, 33, 100, 250, 600])
     return Workload(shape, sequence, sequence * recipe.micro_batch * rng.choice([1, 1, 2, 3])), recipe
+
+
+def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | None = None) -> tuple[Workload, Recipe]:
+    """As `draw`, over several ranks: DDP, ZeRO-1, FSDP2 with and without resharding, and HSDP (not of two ranks)."""
+    workload, recipe = draw(seed, deepest, small)
+    rng = random.Random(7 * seed + 1)
+    sharding = rng.choice(["ddp", "zero1", "fsdp", "fsdp", "fsdp-no-reshard", "hsdp" if ranks != 2 else "fsdp"])
+    replicas = (2 if ranks else rng.choice([2, 3])) if sharding == "hsdp" else 1
+    count = ranks or (replicas * rng.choice([2, 4, 5]) if replicas > 1 else rng.choice([2, 3, 4, 8, 64]))
+    sharded = replace(
+        recipe,
+        sharding=sharding,
+        ranks=count,
+        replicas=replicas,
+        precision=rng.choice(PRECISIONS[sharding]),
+        attention="sdpa" if recipe.attention == "flash" else recipe.attention,
+    )
+    return replace(workload, tokens_per_step=workload.tokens_per_step * count), sharded

@@ -60,12 +60,14 @@ def build_model(shape: ModelShape, recipe: Recipe, device: str | torch.device = 
     return model  # type: ignore[no-any-return]
 
 
+def adamw_flags(recipe: Recipe) -> dict[str, Any]:
+    """The arguments by which torch's AdamW runs in the recipe's implementation."""
+    return {"fused": True} if recipe.optimizer == "fused" else {"foreach": recipe.optimizer == "foreach"}
+
+
 def build_optimizer(model: nn.Module, recipe: Recipe, lr: float = 1e-4) -> torch.optim.AdamW:
     """AdamW over the model's trainable parameters, in the recipe's implementation."""
-    flags: dict[str, Any] = (
-        {"fused": True} if recipe.optimizer == "fused" else {"foreach": recipe.optimizer == "foreach"}
-    )
-    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=lr, **flags)
+    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=lr, **adamw_flags(recipe))
 
 
 @dataclass
@@ -84,13 +86,14 @@ class Trainer:
         is that of the window as one batch. `phase` gets the names `forward`, `backward` and `optimizer step`.
         """
         targets = [shift_labels(ids) for ids in window]
-        tokens = sum(int(ids.shape[0] * (ids.shape[1] - 1)) for ids in window)
+        tokens = self._tokens(sum(int(ids.shape[0] * (ids.shape[1] - 1)) for ids in window))
         total: torch.Tensor | None = None
-        for ids, target in zip(window, targets, strict=True):
-            with phase("forward"):
-                loss = self._loss(ids, target) / tokens
-            with phase("backward"):
-                (self.scaler.scale(loss) if self.scaler else loss).backward()
+        for number, (ids, target) in enumerate(zip(window, targets, strict=True), 1):
+            with self._reducing(last=number == len(window)):
+                with phase("forward"):
+                    loss = self._loss(ids, target) / tokens
+                with phase("backward"):
+                    (self.scaler.scale(loss) if self.scaler else loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
             del loss
         with phase("optimizer step"):
@@ -103,21 +106,54 @@ class Trainer:
         assert total is not None
         return total
 
+    @property
+    def states(self) -> torch.optim.Optimizer:
+        """The optimizer that holds this process's optimizer state."""
+        return self.optimizer
+
+    def buckets(self) -> list[torch.Tensor]:
+        """Tensors in which gradients stand that outlive the step; none but under DDP."""
+        return []
+
+    def watched(self) -> list[nn.Parameter]:
+        """Parameters beside the model's own that get gradients; gathered ones under FSDP."""
+        return []
+
+    def _tokens(self, own: int) -> float:
+        """By what the summed loss is divided: the predicted tokens of the window."""
+        return own
+
+    def _reducing(self, last: bool) -> AbstractContextManager[None]:
+        """Around the forward and backward pass of one micro-batch, the last or not."""
+        return nullcontext()
+
     def _loss(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        dtype, model = AUTOCAST.get(self.recipe.precision), cast(Any, self.model)
-        with torch.autocast(ids.device.type, dtype, enabled=dtype is not None):
-            hidden = model.base_model(input_ids=ids).last_hidden_state
-            head = model.get_output_embeddings().weight
-            return token_loss_sum(hidden, head, target, self.recipe.loss)
+        return loss_of(self.model, ids, target, self.recipe)
+
+
+def loss_of(model: nn.Module, ids: torch.Tensor, target: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """The loss of a causal language model, summed over tokens: ids and shifted labels are (sequences, tokens)."""
+    dtype, whole = AUTOCAST.get(recipe.precision), cast(Any, model)
+    with torch.autocast(ids.device.type, dtype, enabled=dtype is not None):
+        hidden = whole.base_model(input_ids=ids).last_hidden_state
+        head = whole.get_output_embeddings().weight
+        return token_loss_sum(hidden, head, target, recipe.loss)
 
 
 def build_trainer(shape: ModelShape, recipe: Recipe, device: str | torch.device = "cpu") -> Trainer:
-    """Model, optimizer and scaler for `recipe`."""
+    """Model, optimizer and scaler for `recipe`; with several ranks, this process's part of them.
+
+    Raises `UserError` where there is no process group of the recipe's ranks.
+    """
     model = build_model(shape, recipe, device)
     scaler = None
     if recipe.precision == "fp16-autocast":
         scaler = torch.amp.GradScaler(torch.device(device).type)
-    return Trainer(model, build_optimizer(model, recipe), recipe, scaler)
+    if recipe.sharding == "none":
+        return Trainer(model, build_optimizer(model, recipe), recipe, scaler)
+    from .ranks import build_for_ranks
+
+    return build_for_ranks(model, recipe, scaler)
 
 
-__all__ = ["IGNORE", "Trainer", "build_model", "build_optimizer", "build_trainer", "hugging_face_config"]
+__all__ = ["IGNORE", "Trainer", "build_model", "build_optimizer", "build_trainer", "hugging_face_config", "loss_of"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from .errors import UserError
 from .ledger import PHASES, Ledger
-from .measure.memory import Sample
+from .measure.samples import Sample
 from .models import ModelShape
 from .recipe import Recipe
 from .trace import Timeline, _affine, deep_timeline, ledger_of

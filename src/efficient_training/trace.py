@@ -18,11 +18,13 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .cuda_rules import as_on_cuda
+from .fake_ranks import one_of
 from .fields import to_mapping
 from .ledger import PHASES, Ledger
-from .measure.memory import MemoryTracker, Sample
+from .measure.memory import MemoryTracker
+from .measure.samples import Sample
 from .models import ModelShape
-from .recipe import Recipe, accumulation_steps
+from .recipe import FSDP, Recipe, accumulation_steps
 from .run import Trainer, build_trainer
 from .workload import Workload
 
@@ -32,12 +34,13 @@ Build = Callable[[ModelShape, Recipe], Trainer]
 
 KEYED = (
     *("trace.py", "run.py", "losses.py", "chunks.py", "blocks.py", "attention.py", "cuda_rules.py"),
-    "measure/memory.py",
+    *("measure/memory.py", "measure/samples.py", "ranks.py", "fake_ranks.py", "ownership.py"),
 )
 """The package's files on which a trace depends: a cached one is kept no longer than they stay as they are."""
 
-SHALLOW_SEGMENTS = 3
-"""Checkpointed segments of the shallower trace: a first, a last, and one between."""
+SHALLOW_SEGMENTS, SHALLOW_UNITS = 3, 4
+"""Checkpointed segments of the shallower trace: a first, a last, and one between; under FSDP2 two, as those between
+differ from both ends: they find one unit being reduced, and have another gathered ahead."""
 
 
 class _FakeScaler(torch.amp.GradScaler):
@@ -50,12 +53,28 @@ class _FakeScaler(torch.amp.GradScaler):
 def track_step(trainer: Trainer, window: Sequence[torch.Tensor], vocabulary: int, *, warmed: bool = False) -> Timeline:
     """Samples of one step in its steady state, by phase; of an accumulated one, its last micro-batch.
 
-    A step is run before it, unless it is `warmed`, so that the optimizer has its state; and under accumulation the
-    micro-batches before the last, so that gradients are there from the start, as they are for all but the first.
+    A step is run before it, unless it is `warmed`, so that the optimizer has its state, and several ranks their
+    buffers; and under accumulation the micro-batches before the last, so that gradients are there from the start, as
+    they are for all but the first.
     """
-    if not warmed:
-        trainer.step(window)
-    tracker = MemoryTracker(trainer.model, trainer.optimizer, vocabulary=vocabulary)
+    kept: list[torch.Tensor] = []
+
+    @contextmanager
+    def before(name: str) -> Iterator[None]:
+        if name == "optimizer step":
+            kept[:] = trainer.buckets()
+        yield
+
+    for _ in range(_warmup(trainer.recipe, warmed)):
+        trainer.step(window, before)
+    tracker = MemoryTracker(
+        trainer.model,
+        trainer.states,
+        vocabulary=vocabulary,
+        components={"gradients": kept},
+        watched=trainer.watched(),
+    )
+    kept.clear()
     seen = {"forward": 0}
 
     @contextmanager
@@ -76,6 +95,13 @@ def track_step(trainer: Trainer, window: Sequence[torch.Tensor], vocabulary: int
     return timeline
 
 
+def _warmup(recipe: Recipe, warmed: bool) -> int:
+    """Steps before the one that is tracked; DDP allocates its buckets anew in the second."""
+    if recipe.sharding in ("ddp", "zero1"):
+        return 2
+    return 0 if warmed and recipe.ranks == 1 else 1
+
+
 def ledger_of(timeline: Timeline, view: Literal["run", "traced"]) -> Ledger:
     """The ledger of a timeline: each phase at the instant of its peak, the first where there are several."""
     peaks = {name: max(samples, key=lambda sample: sample.bytes) for name, samples in timeline.items()}
@@ -87,7 +113,8 @@ def trace_timeline(
 ) -> Timeline:
     """Trace a model of `shape` as it stands, all of its layers, in the loop that `build` makes."""
     steps = min(accumulation_steps(workload, recipe), 2)
-    with FakeTensorMode(allow_non_fake_inputs=True), as_on_cuda() if kernels == "cuda" else nullcontext():
+    on_cuda = as_on_cuda() if kernels == "cuda" else nullcontext()
+    with one_of(recipe, shape), FakeTensorMode(allow_non_fake_inputs=True), on_cuda:
         trainer = build(shape, recipe)
         if trainer.scaler is not None:
             trainer.scaler = _FakeScaler("cpu")
@@ -127,8 +154,9 @@ def deep_timeline(
 ) -> Timeline:
     """The instants of a step among which each phase's peak is: all of a shallow model, both ends of a deep one."""
     shape, every = workload.model, recipe.checkpoint_every
-    shallow = SHALLOW_SEGMENTS * every + shape.layers % every
-    if shape.layers <= shallow + every:
+    shallow = (SHALLOW_UNITS if recipe.sharding in FSDP else SHALLOW_SEGMENTS) * every + shape.layers % every
+    # ZeRO-1 gives whole parameters to ranks, largest first: how many fall to one is not affine in the layers.
+    if shape.layers <= shallow + every or recipe.sharding == "zero1":
         return trace_timeline(shape, workload, recipe, kernels, build)
     few, more = (
         trace_timeline(replace(shape, layers=layers), workload, recipe, kernels, build)

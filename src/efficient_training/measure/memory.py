@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .samples import MOVING, SILENT, Phase, Sample, Storage
+
 Tensors = Iterable[torch.Tensor] | Callable[[], Iterable[torch.Tensor]]
 
 OUTSIDE = "outside"
@@ -30,45 +32,9 @@ OUTSIDE = "outside"
 _NO_FORWARD = ("backward", "optimizer step")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Live bytes by component at one moment: after the operator `operator`, the `step`-th that the tracker saw."""
-
-    step: int
-    phase: str
-    operator: str
-    components: Mapping[str, int]
-
-    @property
-    def bytes(self) -> int:
-        """Live bytes of all components."""
-        return sum(self.components.values())
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase: the sample at the instant of its peak (the first, where there are several), and the last one."""
-
-    peak: Sample
-    end: Sample
-
-
-@dataclass(eq=False, slots=True)
-class _Storage:
-    bytes: int
-    wide: bool
-    name: str | None = None
-    kept: bool = False
-    reference: "weakref.ref[torch.UntypedStorage] | None" = None
-
-    @property
-    def component(self) -> str:
-        return self.name or ("loss" if self.wide else "activations" if self.kept else "temporaries")
-
-
 @dataclass
 class _Log:
-    changes: list[tuple[_Storage, int]] = field(default_factory=list)
+    changes: list[tuple[Storage, int]] = field(default_factory=list)
     marks: list[tuple[int, str, str]] = field(default_factory=list)
 
 
@@ -91,11 +57,16 @@ class MemoryTracker(TorchDispatchMode):
     - `weights` (parameters and buffers of `model`), `gradients` (`p.grad`), `optimizer state` (tensors in
       `optimizer.state`), and whatever `components` names, such as `{"master weights": masters}`; a callable is asked
       again at the end of each phase.
+    - `communication`: what a collective, or an operator of FSDP2, reads or writes: buffers, and gathered weights.
     - `loss`: tensors whose last dimension is `vocabulary`: logits, their copies, their gradients. Give it for a
       language model whose vocabulary is no other dimension's size; without it these count as the next two.
     - `activations`: made by forward code (a recomputation during backward is forward code too) and still alive when
       that code is done, that is, at the end of the phase, or when backward goes on after a recomputation.
     - `temporaries`: the rest, the gradients of activations among them.
+
+    Weights are those that the model has when the tracker begins: under FSDP2, the shards. `watched` are further
+    parameters whose gradients count as such, like FSDP2's gathered ones. Storages that FSDP2 frees and allocates by
+    resizing are followed.
 
     Use the phases `backward` and `optimizer step` for what they say; other names are free, and a phase may be entered
     many times. Tensors made before the tracker and not named to it are not counted, nor are views of them. A tracker
@@ -109,19 +80,28 @@ class MemoryTracker(TorchDispatchMode):
         *,
         components: Mapping[str, Tensors] | None = None,
         vocabulary: int | None = None,
+        watched: Iterable[torch.nn.Parameter] = (),
     ) -> None:
         super().__init__()
+        self._watched = list(watched)
         self._model, self._optimizer, self._vocabulary = model, optimizer, vocabulary
         self._named: dict[str, Tensors] = {
             name: tensors if callable(tensors) else list(tensors) for name, tensors in (components or {}).items()
         }
         self._phase = OUTSIDE
-        self._live: dict[int, _Storage] = {}
+        self._live: dict[int, Storage] = {}
         self._live_bytes = 0
         self._log = _Log()
-        self._recent: list[_Storage] = []
+        self._recent: list[Storage] = []
         self._handles: list[Any] = []
         self._used = False
+        self._parameters: list[torch.Tensor] = []
+        self._resize_storage: Any = None
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Of a compiled function what runs is tracked, as far as it is torch's operators, and not its compilation."""
+        return True
 
     @property
     def live(self) -> int:
@@ -173,10 +153,12 @@ class MemoryTracker(TorchDispatchMode):
         if self._used:
             raise RuntimeError("a MemoryTracker tracks one block; make another for the next")
         self._used = True
+        self._parameters = list(self._model.parameters()) if self._model is not None else []
         self._name_known()
-        for parameter in self._parameters():
+        for parameter in [*self._parameters, *self._watched]:
             if parameter.requires_grad:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._name_gradient))
+        self._follow_resizes()
         super().__enter__()
         return self
 
@@ -187,19 +169,48 @@ class MemoryTracker(TorchDispatchMode):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        torch.UntypedStorage.resize_ = self._resize_storage  # type: ignore[method-assign]
         # What was measured is kept, not what it was measured on.
         self._model, self._optimizer, self._named = None, None, {}
+        self._parameters, self._watched = [], []
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        forward = self._in_forward()
+        if any(_is_sharded(one) for one in types):
+            return NotImplemented  # it is torn into plain operators first, on the tensors of this rank
+        forward, operator = self._in_forward(), func.name()
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor, func, args, kwargs, forward)
-        self._mark(func.name())
+        if operator.startswith(MOVING):
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, torch.Tensor) and (entry := self._live.get(id(leaf.untyped_storage()))):
+                    entry.moved = True
+        if not operator.startswith(SILENT):
+            self._mark(operator)
         return out
+
+    def _follow_resizes(self) -> None:
+        """Resizing a storage is no operator that a mode could see, so that the method itself reports here."""
+        original = self._resize_storage = torch.UntypedStorage.resize_
+
+        def resize_(storage: Any, size: int) -> Any:
+            out = original(storage, size)
+            entry = self._live.get(id(storage))
+            if entry is None and storage.nbytes():
+                forward = self._in_forward()
+                if not forward:
+                    self._end_forward()
+                entry = self._add_storage(storage, wide=False)
+                if forward:
+                    self._recent.append(entry)
+            elif entry is not None:
+                self._resize(entry, storage.nbytes())
+            return out
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
 
     def _see(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any, forward: bool) -> None:
         storage = tensor.untyped_storage()
@@ -224,17 +235,19 @@ class MemoryTracker(TorchDispatchMode):
             entry.kept = entry.reference is not None and entry.reference() is not None
         self._recent.clear()
 
-    def _add(self, tensor: torch.Tensor) -> _Storage:
-        storage = tensor.untyped_storage()
-        key = id(storage)
+    def _add(self, tensor: torch.Tensor) -> Storage:
         wide = self._vocabulary is not None and tensor.dim() > 0 and tensor.shape[-1] == self._vocabulary
-        entry = _Storage(0, wide)
+        return self._add_storage(tensor.untyped_storage(), wide)
+
+    def _add_storage(self, storage: torch.UntypedStorage, wide: bool) -> Storage:
+        key = id(storage)
+        entry = Storage(0, wide)
         entry.reference = weakref.ref(storage, lambda _: self._free(key))
         self._live[key] = entry
         self._resize(entry, storage.nbytes())
         return entry
 
-    def _resize(self, entry: _Storage, size: int) -> None:
+    def _resize(self, entry: Storage, size: int) -> None:
         if size != entry.bytes:
             self._log.changes.append((entry, size - entry.bytes))
             self._live_bytes += size - entry.bytes
@@ -248,10 +261,8 @@ class MemoryTracker(TorchDispatchMode):
     def _mark(self, operator: str) -> None:
         self._log.marks.append((len(self._log.changes), self._phase, operator))
 
-    def _parameters(self) -> list[torch.Tensor]:
-        return list(self._model.parameters()) if self._model is not None else []
-
     def _name(self, tensor: torch.Tensor, component: str) -> None:
+        tensor = tensor._local_tensor if _is_sharded(type(tensor)) else tensor  # type: ignore[attr-defined]
         entry = self._live.get(id(tensor.untyped_storage())) or self._add(tensor)
         entry.name = entry.name or component
 
@@ -260,9 +271,9 @@ class MemoryTracker(TorchDispatchMode):
             self._name(parameter.grad, "gradients")
 
     def _name_known(self) -> None:
-        for tensor in [*self._parameters(), *(self._model.buffers() if self._model is not None else [])]:
+        for tensor in [*self._parameters, *(self._model.buffers() if self._model is not None else [])]:
             self._name(tensor, "weights")
-        for parameter in self._parameters():
+        for parameter in self._parameters:
             self._name_gradient(parameter)
         for state in self._optimizer.state.values() if self._optimizer is not None else ():
             for leaf in tree_leaves(state):
@@ -271,6 +282,11 @@ class MemoryTracker(TorchDispatchMode):
         for component, tensors in self._named.items():
             for tensor in tensors() if callable(tensors) else tensors:
                 self._name(tensor, component)
+
+
+def _is_sharded(kind: type) -> bool:
+    """Whether it is `torch.distributed.tensor.DTensor`, whose import takes a second that most trackers do not need."""
+    return hasattr(kind, "_local_tensor")
 
 
 def _is_view(storage: torch.UntypedStorage, inputs: Any) -> bool:

@@ -14,7 +14,8 @@ from ..recipe import Recipe, accumulation_steps
 from ..workload import Workload
 from .candidates import candidates
 from .evaluate import peaks
-from .sizes import named_sizes
+from .parameters import owned_sizes
+from .sizes import named_sizes, sharded_sizes, sizes_of
 from .words import Words, words_of
 
 
@@ -26,21 +27,18 @@ def price(workload: Workload, recipe: Recipe) -> Ledger:
     steps = accumulation_steps(workload, recipe)
     if recipe.compile:
         raise UserError("price: a compiled model has no closed form; run it instead, or set compile: false")
-    shape = workload.model
-    sizes = named_sizes(
+    shape, words = workload.model, words_of(workload.model, recipe, steps > 1)
+    sizes = sizes_of(
+        shape,
         batch=recipe.micro_batch,
         sequence=workload.sequence_length,
-        hidden=shape.hidden,
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        ffn=shape.ffn,
-        vocabulary=shape.vocab,
-        positions=shape.positions,
         checkpoint_every=recipe.checkpoint_every,
     )
-    found = price_sizes(words_of(shape, recipe, steps > 1), sizes)
+    if words.fsdp:
+        sizes = sharded_sizes(sizes, recipe.shards)
+    elif recipe.sharding == "zero1":
+        sizes = {**sizes, **owned_sizes(shape, recipe.ranks)}
+    found = price_sizes(words, sizes)
     return Ledger("priced", {"device": {phase: {n: b for n, b in found[phase].items() if b} for phase in PHASES}})
 
 

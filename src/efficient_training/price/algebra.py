@@ -39,6 +39,9 @@ class Size:
     def __sub__(self, other: "Size | int") -> "Size":
         return self + -Size.of(other)
 
+    def __rsub__(self, other: int) -> "Size":
+        return Size.of(other) - self
+
     def __mul__(self, other: "Size | int") -> "Size":
         if isinstance(other, int):
             return Size({monomial: factor * other for monomial, factor in self.terms.items()})

@@ -64,14 +64,18 @@ class Edge(NamedTuple):
 
 
 class Node:
-    """One operator of the graph: `run` turns saved tensors and the gradients of outputs into gradients of inputs."""
+    """One operator of the graph: `run` turns saved tensors and the gradients of outputs into gradients of inputs.
 
-    __slots__ = ("edges", "order", "region", "run", "saved")
+    `before` is a hook on its output, called when the gradient of that has come.
+    """
+
+    __slots__ = ("before", "edges", "order", "region", "run", "saved")
 
     def __init__(self, tape: "Graph", inputs: Sequence[Tensor | None], run: Backward, saved: Sequence[Tensor]) -> None:
         self.order = tape.next_order()
         self.region: Region = tape.region
         self.edges = [_edge(tensor) for tensor in inputs]
+        self.before: Callable[[], None] | None = None
         self.run = run
         self.saved: list[tuple[Hooks | None, Any]] = []
         for tensor in saved:
@@ -84,22 +88,29 @@ class Node:
 
 
 class Parameter(Tensor):
-    """A weight: a leaf, whose gradient is taken from the first backward pass and added to in the next."""
+    """A weight: a leaf, whose gradient is taken from the first backward pass and added to in the next.
 
-    __slots__ = ("gradient", "has_gradient")
+    `bucketed`: DDP copies the gradient to a bucket of its own as soon as it is there.
+    """
 
-    def __init__(self, tape: "Graph", numel: Size, itemsize: int, has_gradient: bool) -> None:
+    __slots__ = ("bucketed", "gradient", "has_gradient")
+
+    def __init__(
+        self, tape: "Graph", numel: Size, itemsize: int, has_gradient: bool = False, bucketed: bool = False
+    ) -> None:
         super().__init__(tape, None, numel, itemsize)
         self.gradient: Tensor | None = None
-        self.has_gradient = has_gradient
+        self.has_gradient, self.bucketed = has_gradient, bucketed
         self.node = Node(tape, (), self._accumulate, ())
         self.node.order = FIRST
 
     def _accumulate(self, saved: list[Tensor], gradients: Gradients) -> Gradients:
         new = gradients[0]
-        if not self.has_gradient and new is not None and new.storage is not None:
+        if self.gradient is None and not self.has_gradient and new is not None and new.storage is not None:
             new.storage.entry.component = "gradients"
             self.gradient = new
+        if self.bucketed:
+            self.gradient = None
         return []
 
 
@@ -128,8 +139,9 @@ class Graph(Tape):
         """The results of a matrix product or of attention, which selective checkpointing keeps (`Products`)."""
         return self.products(make) if self.products is not None else make()
 
-    def backward(self, root: Tensor) -> None:
-        """Run backward from the scalar `root`; its own gradient is alive throughout, as the caller holds it."""
+    def backward(self, root: Tensor, after: Callable[[], None] | None = None) -> None:
+        """Run backward from the scalar `root`, then `after`; the root's own gradient is alive throughout, as the caller
+        holds it."""
         seed = self.new(root.numel, root.itemsize)
         node = root.node
         assert node is not None
@@ -142,6 +154,8 @@ class Graph(Tape):
             self.enter(node.region)
             self._run(node, arrived, waiting, ready)
         self.enter(WHOLE)
+        if after is not None:
+            after()
 
     def _run(
         self,
@@ -151,6 +165,8 @@ class Graph(Tape):
         ready: list[tuple[int, int, Node]],
     ) -> None:
         inputs = arrived.pop(node)
+        if node.before is not None:
+            node.before()
         gradients: Gradients = [inputs.get(output) for output in range(max(inputs) + 1)]
         inputs.clear()
         saved = [hooks.unpack(value) if hooks else value for hooks, value in node.saved]

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ..ledger import COMPONENTS, PHASES
 from .algebra import ONE, ZERO, Evaluator, Monomial, Size
-from .sizes import named_sizes
-from .step import Segment, plan, run_step
+from .plan import Segment, plan
+from .sizes import named_sizes, sharded_sizes
+from .step import run_step
 from .tape import Instant
 from .words import Words
 
@@ -29,7 +30,7 @@ class Candidates(NamedTuple):
 @lru_cache(maxsize=4096)
 def candidates(words: Words) -> dict[str, Candidates]:
     """The candidates of each phase."""
-    segments: list[Segment] = plan(words.checkpointing)
+    segments: list[Segment] = plan(words)
     by_phase: dict[str, list[Instant]] = {phase: [] for phase in PHASES}
     for instant in run_step(words, segments):
         by_phase[instant.phase].append(instant)
@@ -95,7 +96,7 @@ def _product(monomial: Monomial, halved: bool) -> dict[Monomial, int]:
 @lru_cache(maxsize=1024)
 def _rest(name: str, halved: bool) -> Size:
     """The name in terms of rests that may be 0."""
-    if name.startswith(("further_", "two_")):
+    if name.startswith(("further_", "two_", "three_", "four_")):
         return Size.named(name)
     if name == "head_dim" and halved:
         return _rest("half_head", halved) * 2
@@ -108,7 +109,7 @@ def _rest(name: str, halved: bool) -> Size:
 def _random_sizes(draw: random.Random) -> dict[str, int]:
     heads = draw.choice([2, 8, 32])
     layers = draw.randint(1, 60)
-    return dict(
+    model = dict(
         named_sizes(
             batch=draw.choice([1, 4, 32]),
             sequence=draw.choice([8, 128, 2048, 16384]),
@@ -123,3 +124,5 @@ def _random_sizes(draw: random.Random) -> dict[str, int]:
             checkpoint_every=draw.randint(1, layers),
         )
     )
+    owned = {"owned": draw.randint(1, 2**32), "owned_parameters": draw.randint(1, 500), "owned_step": 1}
+    return {**sharded_sizes(model, draw.choice([2, 8, 64])), **owned}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from .algebra import ONE, Size, total
 from .autograd import Graph, Tensor
 from .operators import FLOAT, LONG
-from .sizes import FURTHER_BLOCKS, TWO_BLOCKS
+from .sizes import FURTHER_BLOCKS, OWNED, OWNED_STEP, TWO_BLOCKS
 from .tape import WHOLE, Region
 from .words import Words
 
@@ -18,14 +18,18 @@ def optimizer_step(graph: Graph, words: Words, before: Table, block: Table, afte
     `fused` makes nothing. `foreach` makes the square roots of all second moments at once, as large as the weights.
     `loop` makes two tensors for each parameter in turn, the root and the same over the bias correction; the second
     lives until that of the next parameter is there, so that the peak is over pairs of neighbors.
+    Under FSDP2 parameters are their shards, under ZeRO-1 those that the rank owns.
     """
     scalars = _unscale(graph, words) if words.scaled else []
-    size = words.itemsize
+    size = words.state_itemsize
     if words.optimizer == "foreach":
         number = graph.new(ONE, FLOAT)
         del number
         parts = [s for _, s in before] + [s * (FURTHER_BLOCKS + 1) for _, s in block] + [s for _, s in after]
-        roots = graph.new(total(parts), size)
+        roots = graph.new(OWNED if words.sharding == "zero1" else total(parts), size)
+        del roots
+    elif words.optimizer == "loop" and words.sharding == "zero1":
+        roots = graph.new(OWNED_STEP, size)
         del roots
     elif words.optimizer == "loop":
         last: Tensor | None = None
@@ -52,7 +56,7 @@ def _in_turn(before: Table, block: Table, after: Table) -> Iterator[tuple[Region
 
 def _unscale(graph: Graph, words: Words) -> list[Tensor]:
     """What `GradScaler` makes before the step: a few scalars, one of which (whether a gradient is infinite) stays."""
-    if words.optimizer == "fused":
+    if words.optimizer == "fused" and words.sharding != "zero1":
         made = [graph.new(ONE, FLOAT) for _ in range(4)]
         del made
         return []

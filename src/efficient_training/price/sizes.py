@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..chunks import CHUNK_BYTES
+from ..models import ModelShape
 from .algebra import Size
 from .ops import maximum, minimum
 
@@ -48,6 +49,20 @@ LAST_CHUNK = Size.named("last_chunk")
 """Tokens of its last chunk."""
 TWO_CHUNKS = Size.named("two_chunks")
 """1 where there are two chunks or more, else 0."""
+
+THREE_BLOCKS = Size.named("three_blocks")
+FOUR_BLOCKS = Size.named("four_blocks")
+THREE_SEGMENTS = Size.named("three_segments")
+FOUR_SEGMENTS = Size.named("four_segments")
+"""1 where there are three, or four, blocks or segments or more, else 0."""
+RANKS = Size.named("ranks")
+"""Ranks among which one copy of the model is divided."""
+OWNED = Size.named("owned")
+"""Elements of the parameters whose optimizer state a rank holds under ZeRO-1, of the rank that holds most."""
+OWNED_PARAMETERS = Size.named("owned_parameters")
+"""The number of those parameters."""
+OWNED_STEP = Size.named("owned_step")
+"""Elements at the peak of a loop over them: twice those of one, and those of the one before."""
 
 TOKENS = BATCH * SEQUENCE
 Q = HEADS * HEAD_DIM
@@ -101,3 +116,46 @@ def named_sizes(
         "last_chunk": tokens - (chunks - 1) * chunk,
         "two_chunks": minimum(chunks - 1, 1),
     }
+
+
+def rows(dimension: str) -> Size:
+    """Rows of a shard of a parameter whose first dimension is `dimension`: a part for each rank, rounded up."""
+    return Size.named(f"rows_{dimension}")
+
+
+def sharded_sizes(sizes: Mapping[str, Any], ranks: Any) -> dict[str, Any]:
+    """`sizes` with what FSDP2's shards depend on besides: `ranks`, an int, an array or an expression."""
+    whole = {
+        "vocabulary": sizes["vocabulary"],
+        "positions": sizes["positions"],
+        "hidden": sizes["hidden"],
+        "three_hidden": 3 * sizes["hidden"],
+        "q": sizes["heads"] * sizes["head_dim"],
+        "kv": sizes["kv_heads"] * sizes["head_dim"],
+        "head_dim": sizes["head_dim"],
+        "ffn": sizes["ffn"],
+    }
+    parts = {f"rows_{name}": (size + ranks - 1) // ranks for name, size in whole.items()}
+    several = {
+        f"{word}_{what}": minimum(maximum(sizes[f"further_{what}"] - less, 0), 1)
+        for what in ("blocks", "segments")
+        for word, less in (("three", 1), ("four", 2))
+    }
+    return {**sizes, **parts, **several, "ranks": ranks}
+
+
+def sizes_of(shape: ModelShape, *, batch: int = 1, sequence: int = 1, checkpoint_every: int = 1) -> Mapping[str, Any]:
+    """The named sizes of a model, for a micro-batch of `batch` sequences of `sequence` tokens."""
+    return named_sizes(
+        batch=batch,
+        sequence=sequence,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ffn=shape.ffn,
+        vocabulary=shape.vocab,
+        positions=shape.positions,
+        checkpoint_every=checkpoint_every,
+    )

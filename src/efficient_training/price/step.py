@@ -1,81 +1,40 @@
 """One training step in symbols: `efficient_training.run.Trainer.step` over a model of the given words.
 
-Blocks that are alike are not run one by one: the first, one that stands for all between, and the last. Where there is
-one block only, the one between stands for minus one, so that what first and last leave behind counts once in all.
-Bytes change by the same amount from block to block, so that no peak lies between the first and the last.
+Blocks that are alike are not run one by one, but by the segments of `efficient_training.price.plan`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from .algebra import ONE, Size, total
 from .autograd import Gradients, Graph, Parameter, Tensor
-from .blocks import Inputs, Weights, block, block_parameters
+from .blocks import Inputs, Weights, block
 from .checkpoint import checkpointed
 from .head import divided, mean_loss
 from .norms import layer_norm, rms_norm
 from .operators import FLOAT, LONG, add, graph_of, made_by, record, scale, to, view
 from .optimizer import optimizer_step
+from .parameters import shard_tables, tables
+from .plan import Segment
 from .sizes import (
     FURTHER_BLOCKS,
-    FURTHER_IN_LAST,
-    FURTHER_IN_SEGMENT,
-    FURTHER_SEGMENTS,
     HALF_HEAD,
     HEAD_DIM,
     HIDDEN,
-    POSITIONS,
+    OWNED,
+    OWNED_PARAMETERS,
     SEQUENCE,
     TOKENS,
-    TWO_BLOCKS,
-    TWO_IN_LAST,
-    TWO_IN_SEGMENT,
-    TWO_SEGMENTS,
     TWO_SEQUENCES,
-    VOCABULARY,
 )
-from .tape import WHOLE, Instant, Region
+from .tape import Instant, Region
+from .units import units_of
 from .words import Words
-
-NOWHERE = Size.of(0)
-
-
-class Segment(NamedTuple):
-    """A segment of blocks, where and how often it is there, and the regions of its blocks."""
-
-    region: Region
-    blocks: Sequence[Region]
-
-
-def alike(further: Size, two: Size) -> list[Region]:
-    """The regions of `further` + 1 things that are alike: a first, one for those between, and a last.
-
-    `two` is 1 where there are two or more, so that the first is not the last, and the last is handed something.
-    """
-    return [Region(there=two), Region(further - 1, NOWHERE, two), WHOLE]
-
-
-def plan(checkpointing: str) -> list[Segment]:
-    """The segments of a model in symbols.
-
-    Without checkpointing, and with a selective one, each block is a segment. With full checkpointing a segment has
-    several, and the last one may have fewer; so that the one before it is there by itself too, where there is one.
-    """
-    if checkpointing != "full":
-        return [Segment(region, [WHOLE]) for region in alike(FURTHER_BLOCKS, TWO_BLOCKS)]
-    whole, last = alike(FURTHER_IN_SEGMENT, TWO_IN_SEGMENT), alike(FURTHER_IN_LAST, TWO_IN_LAST)
-    return [
-        Segment(WHOLE, whole),
-        Segment(Region(FURTHER_SEGMENTS - 2, NOWHERE), whole),
-        Segment(Region(ONE, TWO_SEGMENTS), whole),
-        Segment(WHOLE, last),
-    ]
 
 
 def run_step(words: Words, segments: Sequence[Segment]) -> list[Instant]:
     """Run the step on a tape, and return all its instants."""
     graph = Graph(words.autocast)
-    model = _Model(graph, words)
+    model = _Model(graph, words, segments)
     held = [_constant(graph, size, name) for name, size in model.constants()]
     with graph.in_phase("forward"):
         loss = divided(_loss(model, segments))
@@ -85,9 +44,9 @@ def run_step(words: Words, segments: Sequence[Segment]) -> list[Instant]:
             graph.backward(scaled)
             del scaled
         else:
-            graph.backward(loss)
+            graph.backward(loss, model.finish)
     with graph.in_phase("optimizer step"):
-        optimizer_step(graph, words, *model.table)
+        optimizer_step(graph, words, *model.kept)
     result = graph.instants()
     del held, loss
     return result
@@ -101,45 +60,70 @@ def _constant(graph: Graph, size: Size, component: str) -> Tensor:
 
 
 class _Model:
-    """The parameters: before the blocks, of the one block that stands for all, and after them."""
+    """The parameters, of each segment's blocks and outside of them, and under FSDP2 the units that they make."""
 
-    def __init__(self, graph: Graph, words: Words) -> None:
+    def __init__(self, graph: Graph, words: Words, segments: Sequence[Segment]) -> None:
         self.graph, self.words = graph, words
-        gpt2 = words.family == "gpt2"
-        before = [("embedding", VOCABULARY * HIDDEN)] + ([("positions", POSITIONS * HIDDEN)] if gpt2 else [])
-        after = [("norm.weight", HIDDEN)] + ([("norm.bias", HIDDEN)] if gpt2 else [])
-        if not words.tied:
-            after.append(("head", VOCABULARY * HIDDEN))
-        self.table = (before, block_parameters(words), after)
-        self.outer = {name: self._parameter(size) for name, size in before + after}
+        self.table = tables(words)
+        self.kept = shard_tables(self.table, words) if words.fsdp else self.table
+        self.outer = {name: self._parameter(size) for name, size in self.table.before + self.table.after}
+        self.inner = [self._segment_weights(segment) for segment in segments]
+        self.units = units_of(graph, words, self.kept, list(self.outer.values()), self.inner) if words.fsdp else None
 
-    def block_weights(self) -> Weights:
-        """Fresh weights for one block; they have no storage here, but their gradients have."""
-        return {name: self._parameter(size) for name, size in self.table[1]}
+    def _segment_weights(self, segment: Segment) -> list[Weights]:
+        weights = []
+        with self.graph.within(segment.region):
+            for region in segment.blocks:
+                with self.graph.within(region):
+                    weights.append({name: self._parameter(size) for name, size in self.table.block})
+        return weights
 
     def _parameter(self, numel: Size) -> Parameter:
-        return Parameter(self.graph, numel, self.words.itemsize, self.words.accumulating)
+        """A weight, which has no storage here, as all weights are one constant; but its gradient has.
+
+        Under DDP, gradients of the micro-batches before the last are tensors of their own (`no_sync`), until the last
+        one is added and the sum copied to a bucket.
+        """
+        words = self.words
+        bucketed = words.sharding in ("ddp", "zero1")
+        made = Parameter(self.graph, numel, words.itemsize, words.accumulating and not words.fsdp, bucketed)
+        if bucketed and words.accumulating:
+            made.gradient = self.graph.new(numel, words.itemsize)
+            assert made.gradient.storage is not None
+            made.gradient.storage.entry.component = "gradients"
+        return made
+
+    def finish(self) -> None:
+        """What comes at the end of backward."""
+        if self.units is not None:
+            self.units.finish()
 
     def constants(self) -> list[tuple[str, Size]]:
         """What is alive throughout: weights and buffers (two of rotary frequencies), AdamW's two moments and its step
-        of each parameter, and under accumulation the gradients."""
-        before, block, after = self.table
+        of each parameter, and the gradients: under accumulation, and under DDP always, as its buckets."""
+        words = self.words
+        before, block, after = self.kept
         parts = [(size, ONE) for _, size in before + after] + [(size, FURTHER_BLOCKS + 1) for _, size in block]
-        weights = total(size * times for size, times in parts) * self.words.itemsize
-        buffers = Size.of(0) if self.words.family == "gpt2" else HALF_HEAD * (2 * FLOAT)
-        steps = total(times for _, times in parts) * FLOAT
-        out = [("weights", weights + buffers), ("optimizer state", weights * 2 + steps)]
-        return [*out, ("gradients", weights)] if self.words.accumulating else out
+        weights = total(size * times for size, times in parts) * words.state_itemsize
+        buffers = Size.of(0) if words.family == "gpt2" else HALF_HEAD * (2 * FLOAT)
+        state = weights * 2 + total(times for _, times in parts) * FLOAT
+        if words.sharding == "zero1":
+            state = OWNED * (2 * words.state_itemsize) + OWNED_PARAMETERS * FLOAT
+        out = [("weights", weights + buffers), ("optimizer state", state)]
+        held = words.accumulating or words.sharding in ("ddp", "zero1")
+        return [*out, ("gradients", weights)] if held else out
 
 
 def _loss(model: _Model, segments: Sequence[Segment]) -> Tensor:
     graph, words = model.graph, model.words
+    if model.units is not None:
+        model.units.root.begin()
     graph.autocast = graph.autocasting
     hidden = (_gpt2 if words.family == "gpt2" else _llama)(model, segments)
     loss = mean_loss(hidden, model.outer["embedding" if words.tied else "head"], words)
     graph.autocast = False
     graph.casts.clear()
-    return loss
+    return model.units.end(loss) if model.units is not None else loss
 
 
 def _llama(model: _Model, segments: Sequence[Segment]) -> Tensor:
@@ -211,14 +195,18 @@ def _rotary(graph: Graph, itemsize: int) -> tuple[Tensor, Tensor]:
 
 def _blocks(model: _Model, hidden: Tensor, inputs: Inputs, segments: Sequence[Segment]) -> Tensor:
     words, graph = model.words, model.graph
-    for segment in segments:
-        weights = [model.block_weights() for _ in segment.blocks]
-        run = _segment_run(graph, words, inputs, segment.blocks, weights)
+    for number, segment in enumerate(segments):
+        run = _segment_run(graph, words, inputs, segment.blocks, model.inner[number])
         with graph.within(segment.region):
+            unit = model.units.blocks[number] if model.units is not None else None
+            if unit is not None:
+                hidden = unit.forward(hidden)
             if words.checkpointing == "none":
                 hidden = run(hidden)
             else:
                 hidden = checkpointed(run, hidden, words.checkpointing == "selective")
+            if unit is not None:
+                hidden = unit.end(hidden, reshard=words.sharding != "fsdp-no-reshard")
     return hidden
 
 

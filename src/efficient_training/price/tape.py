@@ -49,6 +49,8 @@ class Entry:
         name = self.component or ("loss" if self.wide else "activations" if self.kept else "temporaries")
         if self.lasting or self.kept or self.component == "gradients":
             return name, _product(self.bytes, self.region.times)
+        if name == "communication":
+            return name, self.bytes  # whose code says itself what it hands on
         return name, _product(self.bytes, self.region.carries) if self.forward else self.bytes
 
 

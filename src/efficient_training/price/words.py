@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..models import ModelShape
-from ..recipe import Recipe
+from ..recipe import FSDP, Recipe
 from .attention import Kernel
 
 
@@ -25,11 +25,22 @@ class Words:
     optimizer: str
     loss: str
     accumulating: bool
+    sharding: str = "none"
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of the weights, of their gradients, and of what no autocast narrows."""
+        """Bytes of an element of the weights that are used, of their gradients, and of what no autocast narrows."""
+        return 2 if self.precision in ("bf16", "bf16-mixed") else 4
+
+    @property
+    def state_itemsize(self) -> int:
+        """Bytes of an element of the weights that are kept and updated, and of each of AdamW's moments."""
         return 2 if self.precision == "bf16" else 4
+
+    @property
+    def fsdp(self) -> bool:
+        """Whether FSDP2 shards the model."""
+        return self.sharding in FSDP
 
     @property
     def autocast(self) -> bool:
@@ -67,4 +78,5 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         optimizer=recipe.optimizer,
         loss=recipe.loss,
         accumulating=accumulating,
+        sharding=recipe.sharding,
     )

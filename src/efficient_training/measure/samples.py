@@ -1,0 +1,55 @@
+"""What `measure.memory.MemoryTracker` notes: of each storage, and at each moment."""
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+MOVING = ("c10d::", "_c10d_functional::", "fsdp::")
+"""Operators that move data between ranks, or to and from what they move, by the start of their names."""
+
+SILENT = ("prim::", "profiler::")
+"""Operators that only ask or note something."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Live bytes by component at one moment: after the operator `operator`, the `step`-th that the tracker saw."""
+
+    step: int
+    phase: str
+    operator: str
+    components: Mapping[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """Live bytes of all components."""
+        return sum(self.components.values())
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: the sample at the instant of its peak (the first, where there are several), and the last one."""
+
+    peak: Sample
+    end: Sample
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """What the tracker knows of one storage, and the component that follows from it once all is over."""
+
+    bytes: int
+    wide: bool
+    name: str | None = None
+    kept: bool = False
+    moved: bool = False
+    reference: "weakref.ref[torch.UntypedStorage] | None" = None
+
+    @property
+    def component(self) -> str:
+        """The component that it counts to."""
+        if self.name is None and self.moved:
+            return "communication"
+        return self.name or ("loss" if self.wide else "activations" if self.kept else "temporaries")

@@ -1,0 +1,161 @@
+"""The training loop of one rank among several: DDP, ZeRO-1 and FSDP2 around the same step.
+
+Model and loss are one module here, since what shards it gathers weights when a module is called, and all-reduces when
+its backward is done. Ranks may have unequal numbers of tokens; every rank's summed loss is divided by the tokens of
+all of them, and multiplied by their number, as gradients are averaged.
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from .blocks import block_list
+from .errors import UserError
+from .recipe import FSDP, Recipe
+from .run import PhaseContext, Trainer, _no_phase, adamw_flags, build_optimizer, loss_of
+
+FAKE = "fake"
+"""The name of torch's process group that has ranks, but no other process: that of a trace."""
+
+
+class WithLoss(nn.Module):
+    """A causal language model with its summed loss, as one module."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        super().__init__()
+        self.model, self.recipe = model, recipe
+
+    def forward(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss summed over tokens; ids and shifted labels are (sequences, tokens)."""
+        return loss_of(self.model, ids, target, self.recipe)
+
+
+class RankTrainer(Trainer):
+    """A `Trainer` whose `model` is wrapped by DDP, or sharded by FSDP2, around a `WithLoss`.
+
+    Under DDP, gradients are reduced in the last micro-batch only (`no_sync`); under FSDP2 in each, so that none are
+    held whole.
+    """
+
+    def step(self, window: Any, phase: PhaseContext = _no_phase) -> torch.Tensor:
+        """As `Trainer.step`, over the windows of all ranks; the mean loss a token of all of them."""
+        loss = super().step(window, phase) / self.recipe.ranks
+        dist.all_reduce(loss)
+        return loss
+
+    @property
+    def states(self) -> torch.optim.Optimizer:
+        """The optimizer that holds this process's optimizer state: `ZeroRedundancyOptimizer` keeps it in another."""
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            return cast(torch.optim.Optimizer, self.optimizer.optim)
+        return self.optimizer
+
+    def buckets(self) -> list[torch.Tensor]:
+        """DDP's buckets, by the gradients that are views of them: to be asked before gradients are set to `None`."""
+        grads = (parameter.grad for parameter in self.model.parameters())
+        return [] if isinstance(self.model, FSDPModule) else [grad for grad in grads if grad is not None]
+
+    def watched(self) -> list[nn.Parameter]:
+        """FSDP2's gathered parameters, once they have been gathered: they get the gradients, to be reduced."""
+        return list(_gathered(self.model))
+
+    def _tokens(self, own: int) -> float:
+        if dist.get_backend() == FAKE:
+            return own
+        tokens = torch.tensor(own, device=next(self.model.parameters()).device)
+        dist.all_reduce(tokens)
+        return int(tokens) / self.recipe.ranks
+
+    def _reducing(self, last: bool) -> AbstractContextManager[None]:
+        if isinstance(self.model, DistributedDataParallel) and not last:
+            return cast(AbstractContextManager[None], self.model.no_sync())
+        return nullcontext()
+
+    def _loss(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.model(ids, target))
+
+
+def build_for_ranks(model: nn.Module, recipe: Recipe, scaler: torch.amp.GradScaler | None) -> RankTrainer:
+    """The part of this process in training `model` over the ranks of its process group.
+
+    Raises `UserError` where there is no group, one of another size, or no loop of ours for this sharding or offload.
+    """
+    if recipe.sharding not in ("ddp", "zero1", *FSDP):
+        raise UserError(f"run: sharding {recipe.sharding} has a loop of its own, DeepSpeed's engine; price it instead")
+    if recipe.offload != "none":
+        raise UserError(f"run: offload {recipe.offload} is not offered by this loop; price it instead")
+    if not dist.is_initialized() or dist.get_world_size() != recipe.ranks:
+        found = dist.get_world_size() if dist.is_initialized() else "none"
+        raise UserError(
+            f"run: the recipe has {recipe.ranks} ranks, the process group has {found}; launch as many processes"
+        )
+    whole = WithLoss(model, recipe)
+    if recipe.sharding in FSDP:
+        shard(whole, recipe)
+        return RankTrainer(whole, build_optimizer(whole, recipe), recipe, scaler)
+    wrapped = _distributed(whole)
+    if recipe.sharding == "ddp":
+        return RankTrainer(wrapped, build_optimizer(wrapped, recipe), recipe, scaler)
+    trainable = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    optimizer = ZeroRedundancyOptimizer(trainable, torch.optim.AdamW, lr=1e-4, **adamw_flags(recipe))
+    return RankTrainer(wrapped, optimizer, recipe, scaler)
+
+
+def shard(whole: WithLoss, recipe: Recipe) -> None:
+    """Shard with FSDP2, in place: each checkpointed segment of blocks (or block) is gathered by itself, the rest once.
+
+    The rest is the embedding, the final norm and the head, which the root module holds from forward to backward.
+    """
+    mesh = device_mesh(next(whole.parameters()).device.type, recipe)
+    mixed = recipe.precision == "bf16-mixed"
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    owner, name = block_list(whole.model)
+    for segment in getattr(owner, name):
+        fully_shard(segment, mesh=mesh, mp_policy=policy, reshard_after_forward=recipe.sharding != "fsdp-no-reshard")
+    fully_shard(whole, mesh=mesh, mp_policy=policy)
+
+
+def device_mesh(device: str, recipe: Recipe) -> DeviceMesh:
+    """The ranks in one row, or with replicas in rows of shards, one under the other."""
+    with unset_fake_temporarily():
+        if recipe.replicas == 1:
+            return init_device_mesh(device, (recipe.ranks,), mesh_dim_names=("shard",))
+        return init_device_mesh(device, (recipe.replicas, recipe.shards), mesh_dim_names=("replicate", "shard"))
+
+
+def _distributed(whole: WithLoss) -> DistributedDataParallel:
+    """DDP with gradients as views of its buckets; a fake group has nobody to compare weights with."""
+    devices = None if (first := next(whole.parameters()).device).type == "cpu" else [first]
+    fake = dist.get_backend() == FAKE
+    # Buffers are tables of frequencies here, the same on each rank: DDP need not send them round in each forward pass.
+    buffers = [name for name, _ in whole.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(whole, buffers)
+    made = DistributedDataParallel(whole, device_ids=devices, gradient_as_bucket_view=True, init_sync=not fake)
+    if fake:
+        made.register_comm_hook(None, _reduce_at_once)
+    return made
+
+
+def _reduce_at_once(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """DDP's own all-reduce of a bucket; a fake group returns no future, so that its result is handed over here."""
+    dist.all_reduce(bucket.buffer())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _gathered(model: nn.Module) -> Iterable[nn.Parameter]:
+    # No public way leads to the parameters that FSDP2 puts in place of the sharded ones.
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                yield from (p._unsharded_param for p in group.fsdp_params if hasattr(p, "_unsharded_param"))
