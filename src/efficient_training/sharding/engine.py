@@ -62,6 +62,7 @@ def engine(
     made: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
         "bf16": {"enabled": bf16},
+        "gradient_clipping": 0.0,  # none, as elsewhere; DeepSpeed's default is 1.0 since June 2026 (pull request 8068)
         "optimizer": {"type": "AdamW", "params": {"torch_adam": True, **make_optimizer.keywords}},
         "zero_optimization": {
             "stage": int(strategy[-1]),
