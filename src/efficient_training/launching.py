@@ -1,6 +1,7 @@
 """The command `launch`: a user's own script on several processes, here or through SLURM."""
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -68,6 +69,7 @@ def launch_script(
         gpus_per_node=gpus_per_node,
         cpus_per_rank=cpus_per_rank,
         requeue=requeue,
+        environment={name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ},
     )
     check(job)
     if not wait and launcher != "slurm":

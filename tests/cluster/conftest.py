@@ -15,7 +15,6 @@ def _cluster() -> Iterator[PrivateSlurm]:
     if lacking:
         pytest.skip(f"needs SLURM and munge: no {', '.join(lacking)} here; `make system` installs them")
     root = Path(tempfile.mkdtemp(prefix="slurm-"))  # pytest's own folder is too long a path for a socket
-    root.chmod(0o755)
     cluster = PrivateSlurm(root)
     try:
         cluster.start()

@@ -84,6 +84,7 @@ class PrivateSlurm:
         text += f"PartitionName=short {everywhere} DefaultTime=1 MaxTime=1\n"
         (self.root / "slurm.conf").write_text(text, encoding="ascii")
         (self.root / "cgroup.conf").write_text(_cgroup_configuration(), encoding="ascii")
+        self.root.chmod(0o755)  # munge wants its clients to reach its socket
         (self.root / "state").mkdir()
         key = self.root / "munge.key"
         key.write_bytes(os.urandom(1024))

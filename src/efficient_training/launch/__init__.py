@@ -113,4 +113,5 @@ def prepare(job: Job, folder: Path | None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for path in [*folder.glob("rank-*.*"), *folder.glob("launcher.log")]:
         path.unlink()
+    shutil.rmtree(folder / "torchrun", ignore_errors=True)
     return folder.absolute()

@@ -11,8 +11,6 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 RANK_MODULE = "efficient_training.launch.rank"
 RANK = ("-m", RANK_MODULE)
 """torchrun's last options, before the script."""
-STOP_S = 5
-"""What torchrun gives the ranks to end in, once it asks them to."""
 
 
 def command(job: Job, folder: Path) -> list[str]:
@@ -33,7 +31,6 @@ def torchrun_options(job: Job, folder: Path | str, rendezvous: Sequence[str]) ->
         *rendezvous,
         f"--nproc-per-node={job.ranks_per_node}",
         f"--max-restarts={job.restarts}",
-        f"--shutdown-timeout={STOP_S}",
         f"--log-dir={folder}/torchrun",
     ]
 

@@ -36,8 +36,10 @@ def _prctl(option: int, value: int) -> None:
 
 def run(log: Path, command: list[str]) -> int:
     """Run `command` until it ends or stdin is closed; returns its exit code, negative where a signal ended it."""
+    asked: list[int] = []
+    # No exception: it could break off the ending of the descendants.
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     die_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # What loses its parent becomes a child of this process, and so stays within reach.
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     with log.open("ab") as output:
@@ -49,10 +51,9 @@ def run(log: Path, command: list[str]) -> int:
             preexec_fn=lambda: die_with_parent(signal.SIGTERM),
         )
     try:
-        while child.poll() is None:
-            if select.select([sys.stdin], [], [], POLL_S)[0]:
-                break
-        return child.wait(0) if child.poll() is not None else -signal.SIGTERM
+        while child.poll() is None and not asked and not select.select([sys.stdin], [], [], POLL_S)[0]:
+            pass
+        return -signal.SIGTERM if child.returncode is None else child.returncode
     finally:
         _end_descendants(child)
 
@@ -61,20 +62,19 @@ def _end_descendants(child: "subprocess.Popen[bytes]") -> None:
     import psutil
 
     me = psutil.Process()
-    asked = time.monotonic()
-    for process in me.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            process.terminate()
+    started = time.monotonic()
+    known: set[psutil.Process] = set()
     while True:
         child.poll()
         _reap()
-        left = [process for process in me.children(recursive=True) if process.is_running()]
-        if not left:
+        new = set(me.children(recursive=True)) - known
+        known = {process for process in known | new if process.is_running()}
+        if not known:
             return
-        if time.monotonic() - asked > GRACE_S:
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+        late = time.monotonic() - started > GRACE_S
+        for process in known if late else new:
+            with contextlib.suppress(psutil.Error):
+                process.kill() if late else process.terminate()
         time.sleep(POLL_S)
 
 

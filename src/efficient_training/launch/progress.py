@@ -39,7 +39,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._copy_log()
+        self._copy_log(whole_lines=False)
         if self.live:
             self._write(CLEAR)
 
@@ -58,19 +58,21 @@ class Progress:
             self.line(f"{state}, {now - self.started:.0f} s")
         self.state = state
 
-    def _copy_log(self) -> None:
-        """Copy what rank 0 has written since the last time, whole lines."""
+    def _copy_log(self, *, whole_lines: bool = True) -> None:
+        """Copy what rank 0 has written since the last time."""
         path = self.folder and exchange.log_path(self.folder, 0)
         if self.follow is None or path is None or not path.exists():
             return
         with path.open("rb") as log:
             log.seek(self.read)
-            new, newline, _ = log.read().rpartition(b"\n")
-        if newline:
-            self.read += len(new) + 1
+            new = log.read()
+        if whole_lines:
+            new = new[: new.rfind(b"\n") + 1]
+        if new:
+            self.read += len(new)
             if self.live:
                 self._write(CLEAR)
-            self.follow.write(new.decode(errors="replace") + "\n")
+            self.follow.write(new.decode(errors="replace"))
             self.follow.flush()
 
     def _write(self, text: str) -> None:

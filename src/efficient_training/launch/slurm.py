@@ -61,14 +61,14 @@ def script(job: Job, folder: Path | str) -> str:
         "open-mode": "append",
     }
     lines = ["#!/bin/bash"]
-    lines += [f"#SBATCH --{name}={value}" for name, value in directives.items() if value is not None]
+    lines += [f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in directives.items() if value is not None]
     lines += [f"#SBATCH --{'requeue' if job.requeue else 'no-requeue'}", ""]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment(job, Path(folder)).items()]
     lines += [
         "",
         "# The ranks find each other through the first node, at a port of this job's own.",
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        "port=$((20000 + SLURM_JOB_ID % 20000))",
+        "port=$((10000 + SLURM_JOB_ID % 20000))",
         "",
     ]
     rendezvous = [
@@ -142,23 +142,15 @@ def _outside_of_jobs() -> dict[str, str]:
 def _submitted(job: Job, folder: Path) -> Iterator[str]:
     """Submit a job that does not outlive this context, nor this process."""
     number = submit(job, folder)
+    watcher = None
     try:
-        watcher = subprocess.Popen(
-            [sys.executable, guard.__file__, "--otherwise", "scancel", "--quiet", number],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            yield number
-        finally:
-            _cancel(number)
-            assert watcher.stdin is not None
-            watcher.stdin.write(b".")
-            watcher.stdin.close()
-            watcher.wait()
-    except BaseException:
+        watch = [sys.executable, guard.__file__, "--otherwise", "scancel", "--quiet", number]
+        watcher = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
+        yield number
+    finally:
         _cancel(number)
-        raise
+        if watcher is not None:
+            watcher.communicate(b".")
 
 
 def _cancel(number: str) -> None:

@@ -50,7 +50,8 @@ class Worker:
                 )
             torch.cuda.set_device(self.device)
         else:
-            torch.set_num_threads(1)
+            # One, unless whoever launched this says otherwise: ranks share the cores.
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
         own = self.device if self.device.type == "cuda" else None
