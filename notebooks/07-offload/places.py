@@ -27,21 +27,31 @@ def build(width, layers):
 
 def config(offload, model, folder, sub_group, rows):
     """DeepSpeed's configuration for one way to offload."""
-    pinned = torch.cuda.is_available()
-    there = {"device": "nvme" if offload.endswith("nvme") else "cpu", "nvme_path": str(folder), "pin_memory": pinned}
-    zero = {"stage": 3, "sub_group_size": sub_group, "stage3_param_persistence_threshold": 0}
-    zero |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}  # a weight leaves as soon as it was used
+    there = {
+        "device": "nvme" if offload.endswith("nvme") else "cpu",
+        "nvme_path": str(folder),
+        "pin_memory": torch.cuda.is_available(),
+    }
+    zero = {
+        "stage": 3,
+        "sub_group_size": sub_group,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,  # a weight leaves once it was used
+        "stage3_max_reuse_distance": 0,
+    }
     if offload != "none":
         zero["offload_optimizer"] = there
     if offload.startswith("parameters"):
         zero["offload_param"] = there
     if offload == "parameters-nvme":
-        zero["offload_param"] = there | {"buffer_size": largest_parameter(model), "max_in_cpu": 0}
+        size = largest_parameter(model)
+        zero["offload_param"] = there | {"buffer_size": size, "max_in_cpu": 0}
+    adam = {"lr": 1e-3, "torch_adam": offload == "none"}
     return {
         "train_micro_batch_size_per_gpu": rows,
         "bf16": {"enabled": True},
         "zero_optimization": zero,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": offload == "none"}},
+        "optimizer": {"type": "AdamW", "params": adam},
     }
 
 

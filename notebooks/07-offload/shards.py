@@ -19,15 +19,16 @@ def build(width, layers):
 
 
 def shard(model, offload, pinned):
-    """Each linear layer a group of its own; with `offload`, parts, gradients and the optimizer live on the host."""
-    options = {
-        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy(),
-    }
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, **options)
-    return fully_shard(model, **options)
+    """Each linear layer a group of its own; with `offload`, all on the host."""
+    precision = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.float32,
+    )
+    policy = CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy()
+    for layer in [*model, model]:
+        if isinstance(layer, nn.Linear | nn.Sequential):
+            fully_shard(layer, mp_policy=precision, offload_policy=policy)
+    return model
 
 
 def run(this, offload, arguments):
