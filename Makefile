@@ -22,6 +22,8 @@ BOOK := .venv/book/bin/efficient-training
 RUN := .venv/$(TIER)/bin/efficient-training
 DEV := .venv/cpu/bin
 
+# What an environment needs comes in order: its extensions are compiled by what it has installed.
+.NOTPARALLEL:
 .PHONY: help book serve run reference status check tiers test portability soak bench system lock format clean
 .DEFAULT_GOAL := help
 
@@ -34,16 +36,21 @@ help:  ## list the targets
 .venv/cpu/.installed-dev: environments/cpu/requirements.txt environments/cpu/post.txt environments/dev/requirements.txt environments/install.py pyproject.toml
 	@$(PYTHON) environments/install.py cpu --dev
 
+# DeepSpeed's extensions, compiled once. What cannot be built here is said, and the experiments that need it say so too.
+.venv/%/.native: environments/%/requirements.txt environments/%/post.txt
+	@.venv/$*/bin/python -m efficient_training.native
+	@touch $@
+
 book: .venv/book/.installed  ## render the book and print its path; EDITION=
 	@$(BOOK) render $(IN_EDITION)
 
 serve: .venv/book/.installed  ## render the book and serve it on this machine; EDITION=, PORT=
 	@$(BOOK) serve --port $(call quoted,$(PORT)) $(IN_EDITION)
 
-run: .venv/$(TIER)/.installed  ## execute the notebooks on this machine; TIER=, NOTEBOOK=, EDITION=
+run: .venv/$(TIER)/.installed .venv/$(TIER)/.native  ## execute the notebooks on this machine; TIER=, NOTEBOOK=, EDITION=
 	@$(RUN) execute --tier $(TIER) $(OF_NOTEBOOKS) $(IN_EDITION)
 
-reference: .venv/cpu/.installed  ## execute the notebooks in place: the committed reference edition; NOTEBOOK=
+reference: .venv/cpu/.installed .venv/cpu/.native  ## execute the notebooks in place: the committed reference edition; NOTEBOOK=
 	@.venv/cpu/bin/efficient-training execute --reference $(OF_NOTEBOOKS)
 
 status: .venv/book/.installed  ## which notebooks of an edition are fresh, stale or missing; EDITION=
@@ -59,23 +66,24 @@ check: .venv/cpu/.installed-dev  ## what CI asks of the sources: formatting, typ
 	$(DEV)/codespell
 	$(DEV)/efficient-training check
 
-test: check book  ## every check that CI runs
+test: check .venv/cpu/.native book  ## every check that CI runs
 	$(DEV)/python -m pytest
 	$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
 
-portability: .venv/cpu/.installed-dev  ## the notebooks against the reference as another CPU and one thread would run them
+portability: .venv/cpu/.installed-dev .venv/cpu/.native  ## the notebooks against the reference as another CPU and one thread would run them
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(DEV)/python -m pytest --nbval --nbval-current-env notebooks
 	ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 		$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
 	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
 		$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
 
-soak: .venv/cpu/.installed-dev  ## the random tests of price and trace at full length, some minutes
-	SOAK=1 $(DEV)/python -m pytest -q tests/price tests/test_trace.py
+soak: .venv/cpu/.installed-dev .venv/cpu/.native  ## the random and repeated tests at full length, about an hour
+	SOAK=1 $(DEV)/python -m pytest -q tests/price tests/test_trace.py tests/launch/test_restarts.py
 
-bench: .venv/cpu/.installed-dev  ## performance against peers, as ratios within one run
+bench: .venv/cpu/.installed-dev .venv/cpu/.native  ## performance against peers, as ratios within one run
 	$(DEV)/python benchmarks/price_rate.py
 	$(DEV)/python benchmarks/against_trainer.py
+	$(DEV)/python benchmarks/sharded_loops.py
 
 system:  ## install the optional system packages (Chromium, SLURM, libaio), where apt and root are there
 	@sh environments/system.sh
@@ -88,5 +96,5 @@ lock: .venv/cpu/.installed-dev  ## compile the requirements again
 	@environments/lock.sh $(DEV)/uv
 
 clean:  ## remove what was rendered and installed; editions in results/ stay
-	rm -f .venv/*/.installed*
+	rm -f .venv/*/.installed* .venv/*/.native
 	rm -rf _book _build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
