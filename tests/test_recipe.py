@@ -46,6 +46,34 @@ def test_a_workload_travels_through_yaml_with_its_model() -> None:
         ({"precision": "fp32"}, "needs the field 'micro_batch'"),
         ({"micro_batch": 1, "checkpoint_every": 2}, "checkpoint_every needs checkpointing: full, got none"),
         ({"micro_batch": 1, "attention": "flash"}, "attention flash needs 16-bit inputs"),
+        ({"micro_batch": 1, "ranks": 2}, r"ranks \(2\) and sharding \(none\) do not fit"),
+        ({"micro_batch": 1, "sharding": "fsdp"}, r"ranks \(1\) and sharding \(fsdp\) do not fit"),
+        ({"micro_batch": 1, "ranks": 4, "sharding": "hsdp"}, r"replicas \(1\) must be above 1 with sharding hsdp"),
+        (
+            {"micro_batch": 1, "ranks": 4, "sharding": "ddp", "replicas": 2},
+            "must be above 1 .* got sharding ddp",
+        ),
+        (
+            {"micro_batch": 1, "ranks": 6, "sharding": "hsdp", "replicas": 4},
+            "must divide ranks .* of two or more",
+        ),
+        (
+            {"micro_batch": 1, "ranks": 4, "sharding": "hsdp", "replicas": 4},
+            "must divide ranks .* of two or more",
+        ),
+        (
+            {"micro_batch": 1, "ranks": 2, "sharding": "ddp", "precision": "bf16-mixed"},
+            "sharding ddp does not train in precision bf16-mixed; choose fp32, bf16-autocast, fp16-autocast, bf16",
+        ),
+        ({"micro_batch": 1, "precision": "bf16-mixed"}, "sharding none does not train in precision bf16-mixed"),
+        (
+            {"micro_batch": 1, "ranks": 2, "sharding": "fsdp", "offload": "optimizer"},
+            "sharding fsdp has no offload optimizer; sharding that has: deepspeed-1, deepspeed-2, deepspeed-3",
+        ),
+        (
+            {"micro_batch": 1, "offload_activations": True, "checkpointing": "full"},
+            "offload_activations needs checkpointing none, got full",
+        ),
         ([], "must be a mapping of fields, got list"),
     ],
 )
@@ -58,6 +86,14 @@ def test_accumulation_steps_follow_from_workload_and_micro_batch() -> None:
     assert accumulation_steps(workload(), Recipe(micro_batch=2)) == 4
     with pytest.raises(UserError, match=r"micro_batch \(3\) must divide the 8 sequences"):
         accumulation_steps(workload(), Recipe(micro_batch=3))
+    assert accumulation_steps(workload(), Recipe(micro_batch=2, ranks=2, sharding="ddp")) == 2
+    with pytest.raises(UserError, match=r"micro_batch \(2\) times ranks \(8\) must divide the 8 sequences"):
+        accumulation_steps(workload(), Recipe(micro_batch=2, ranks=8, sharding="ddp"))
+
+
+def test_fields_of_one_rank_stay_out_of_what_is_written() -> None:
+    """So that recipes written before there were ranks, and keys made of them, are the same."""
+    assert to_mapping(Recipe(4, precision="bf16")) == {"micro_batch": 4, "precision": "bf16"}
 
 
 def test_a_step_is_a_whole_number_of_sequences() -> None:

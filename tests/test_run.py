@@ -46,7 +46,7 @@ def test_the_loss_is_that_of_transformers(shape: ModelShape) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+@pytest.mark.parametrize("checkpointing", ["full", "selective", "selective-half"])
 def test_checkpointing_changes_no_loss(shape: ModelShape, checkpointing: str) -> None:
     ids = window(shape, 1, 2)
     plain = losses(trainer(shape, Recipe(2)), ids)

@@ -28,9 +28,33 @@ SAVED_BY_SELECTIVE = frozenset(
 )
 """Operators whose results selective checkpointing keeps: matrix products and attention, the dear ones to run again."""
 
+PRODUCTS = frozenset({ATEN.mm.default, ATEN.addmm.default})
+"""The matrix products of linear layers."""
+
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in SAVED_BY_SELECTIVE else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class _EverySecond:
+    """The policy that keeps every second matrix product, the first and third and so on, as torchtitan's does.
+
+    One for each run of a segment and its recomputation, which count for themselves.
+    """
+
+    def __init__(self) -> None:
+        self._seen = {False: 0, True: 0}
+
+    def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operator in PRODUCTS:
+            self._seen[context.is_recompute] += 1
+            if self._seen[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return _policy(context, operator)
+
+
+def _every_second() -> Any:
+    return create_selective_checkpoint_contexts(_EverySecond())
 
 
 class Segment(nn.Module):
@@ -65,8 +89,11 @@ def apply_checkpointing(model: nn.Module, recipe: Recipe) -> None:
     """Put the model's blocks into checkpointed segments, in place; nothing changes under `checkpointing: none`."""
     if recipe.checkpointing == "none":
         return
-    selective = recipe.checkpointing == "selective"
-    context_fn = partial(create_selective_checkpoint_contexts, _policy) if selective else None
+    context_fn: ContextFn | None = None
+    if recipe.checkpointing == "selective":
+        context_fn = partial(create_selective_checkpoint_contexts, _policy)
+    elif recipe.checkpointing == "selective-half":
+        context_fn = _every_second
     owner, name = block_list(model)
     blocks, every = list(getattr(owner, name)), recipe.checkpoint_every
     segments = [Segment(blocks[start : start + every], context_fn) for start in range(0, len(blocks), every)]

@@ -224,25 +224,12 @@ def profile(
     """Show where the memory of a training step goes: bytes by phase and component."""
     from . import profiling
 
-    if view not in profiling.VIEWS:
-        raise UserError(f"--view {view}: no such view; known: {', '.join(profiling.VIEWS)}")
-    if figure is not None and figure.suffix not in profiling.FIGURE_FORMATS:
-        raise UserError(f"--figure {figure}: the name must end in {' or '.join(profiling.FIGURE_FORMATS)}")
-    if figure is not None and view == "priced":
-        raise UserError("--figure needs --view traced or run: a priced ledger knows nothing between the peaks")
+    chosen = profiling.check(view, figure)
     made = profiling.read_recipe(recipe, setting or (), micro_batch)
-    workload = profiling.workload_of(model, seq, made.micro_batch, accumulation)
-    ledger, timeline = profiling.profile(workload, made, view)
-    title = f"{workload.model.name}, {made.micro_batch} x {seq} tokens, {made.precision}, {view}"
-    table = _table("MiB", "forward", "backward", "optimizer step")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in profiling.rows(ledger):
-        table.add_row(*row)
-    console = _console()
-    console.print(title)
-    console.print(table)
-    console.print(f"peak: {ledger.peak() / 2**30:.2f} GiB, in the {ledger.peak_phase()} phase")
+    workload = profiling.workload_of(model, seq, made.micro_batch, accumulation, made.ranks)
+    ledger, timeline = profiling.profile(workload, made, chosen)
+    title = profiling.title(workload, made, chosen)
+    profiling.show(_console(), title, ledger)
     if json_file is not None:
         profiling.write_json(json_file, workload, made, ledger)
     if figure is not None and timeline is not None:

@@ -19,7 +19,9 @@ from efficient_training.workload import Workload
 Case = tuple[Workload, Recipe]
 
 
-def ledgers_on_ranks(cases: Sequence[Case], *, timeout_s: float = 300, progress: bool = False) -> list[list[Ledger]]:
+def ledgers_on_ranks(
+    cases: Sequence[Case], *, timeout_s: float | None = 300, progress: bool = False
+) -> list[list[Ledger]]:
     """The ledgers of each case, by rank: one step on real tensors, random weights and random tokens, over gloo or NCCL.
 
     All cases run on the same processes, one after the other. Raises `UserError` where they have different numbers of
@@ -42,7 +44,9 @@ def losses_on_ranks(
     return [[one["losses"] for one in by_rank] for by_rank in reports]
 
 
-def _launched(cases: Sequence[Case], options: dict[str, Any], timeout_s: float, progress: bool) -> list[list[Any]]:
+def _launched(
+    cases: Sequence[Case], options: dict[str, Any], timeout_s: float | None, progress: bool
+) -> list[list[Any]]:
     """What the ranks reported of each case."""
     from efficient_training.launch import launch
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import yaml
+from rich.console import Console
+from rich.table import Table
 
 from .errors import UserError
 from .fields import from_mapping, to_mapping
-from .ledger import COMPONENTS, PHASES, Ledger
+from .ledger import COMPONENTS, PHASES, PLACES, Ledger, Place
 from .models import load_shape
 from .recipe import Recipe, accumulation_steps
 from .workload import Workload
@@ -24,6 +26,18 @@ View = Literal["priced", "traced", "run"]
 VIEWS: tuple[View, ...] = ("priced", "traced", "run")
 MIB = 2**20
 FIGURE_FORMATS = (".png", ".svg")
+
+
+def check(view: str, figure: Path | None) -> View:
+    """The view of this name; raises `UserError` on an unknown one, and on a figure that cannot be drawn."""
+    found = next((one for one in VIEWS if one == view), None)
+    if found is None:
+        raise UserError(f"--view {view}: no such view; known: {', '.join(VIEWS)}")
+    if figure is not None and figure.suffix not in FIGURE_FORMATS:
+        raise UserError(f"--figure {figure}: the name must end in {' or '.join(FIGURE_FORMATS)}")
+    if figure is not None and view == "priced":
+        raise UserError("--figure needs --view traced or run: a priced ledger knows nothing between the peaks")
+    return found
 
 
 def read_recipe(path: Path | None, settings: Sequence[str], micro_batch: int | None) -> Recipe:
@@ -53,21 +67,21 @@ def read_recipe(path: Path | None, settings: Sequence[str], micro_batch: int | N
     return from_mapping(Recipe, fields, str(path) if path else "--set")
 
 
-def workload_of(model: str, sequence_length: int, micro_batch: int, accumulation: int) -> Workload:
-    """The workload of one rank that accumulates `accumulation` micro-batches a step.
+def workload_of(model: str, sequence_length: int, micro_batch: int, accumulation: int, ranks: int = 1) -> Workload:
+    """The workload of `ranks` that each accumulate `accumulation` micro-batches a step.
 
     Raises `UserError` on a model that is not known, or a size that is not above zero.
     """
     if sequence_length < 1 or accumulation < 1:
         raise UserError(f"--seq and --accumulation must be above zero, got {sequence_length} and {accumulation}")
-    return Workload(load_shape(model), sequence_length, sequence_length * micro_batch * accumulation)
+    return Workload(load_shape(model), sequence_length, sequence_length * micro_batch * accumulation * ranks)
 
 
 def profile(workload: Workload, recipe: Recipe, view: View) -> tuple[Ledger, "Timeline | None"]:
     """The ledger in the given view, and the timeline that it was read from; a priced one has none.
 
     Priced and traced ledgers are those of a CUDA device; a run one is that of this machine's CPU, on real tensors with
-    random weights.
+    random weights, and with several ranks that of the first of as many processes, without a timeline.
     Raises `UserError` where this environment has no torch, or where a real run would not fit into this machine.
     """
     if view == "priced":
@@ -82,7 +96,11 @@ def profile(workload: Workload, recipe: Recipe, view: View) -> tuple[Ledger, "Ti
     if view == "traced":
         timeline = trace_timeline(workload.model, workload, recipe, "cuda")
         return ledger_of(timeline, "traced"), timeline
-    _check_fits(trace(workload, recipe, "cpu").peak())
+    _check_fits(trace(workload, recipe, "cpu").peak() * recipe.ranks)
+    if recipe.ranks > 1:
+        from .measured_ranks import ledgers_on_ranks
+
+        return ledgers_on_ranks([(workload, recipe)], timeout_s=None, progress=True)[0][0], None
     import torch
 
     from .run import build_trainer
@@ -104,12 +122,39 @@ def _check_fits(needed: int) -> None:
         )
 
 
-def rows(ledger: Ledger) -> list[list[str]]:
-    """Rows for a table: a component, then MiB at each phase's peak; the last row is their sum."""
-    device = ledger.entries["device"]
-    used = [name for name in COMPONENTS if any(device.get(phase, {}).get(name) for phase in PHASES)]
-    table = [[name, *(_mib(device.get(phase, {}).get(name, 0)) for phase in PHASES)] for name in used]
-    return [*table, ["peak of the phase", *(_mib(ledger.phase_peak(phase)) for phase in PHASES)]]
+def rows(ledger: Ledger, place: Place = "device") -> list[list[str]]:
+    """Rows for a table of one place: a component, then MiB at each phase's peak; the last row is their sum."""
+    phases = ledger.entries.get(place, {})
+    used = [name for name in COMPONENTS if any(phases.get(phase, {}).get(name) for phase in PHASES)]
+    table = [[name, *(_mib(phases.get(phase, {}).get(name, 0)) for phase in PHASES)] for name in used]
+    return [*table, ["peak of the phase", *(_mib(ledger.phase_peak(phase, place)) for phase in PHASES)]]
+
+
+def places(ledger: Ledger) -> list[Place]:
+    """The places that hold something, the device first and always."""
+    return [place for place in PLACES if place == "device" or ledger.peak(place)]
+
+
+def title(workload: Workload, recipe: Recipe, view: View) -> str:
+    """What was profiled, in a line."""
+    shared = "" if recipe.ranks == 1 else f", one of {recipe.ranks} ranks ({recipe.sharding})"
+    size = f"{recipe.micro_batch} x {workload.sequence_length} tokens"
+    return f"{workload.model.name}, {size}, {recipe.precision}{shared}, {view}"
+
+
+def show(console: Console, title: str, ledger: Ledger) -> None:
+    """Print a table for each place, the peak of the device, and what else is to be said of the ledger."""
+    console.print(title)
+    for place in places(ledger):
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for number, name in enumerate(("MiB" if place == "device" else f"MiB, {place}", *PHASES)):
+            table.add_column(name, justify="right" if number else "left")
+        for row in rows(ledger, place):
+            table.add_row(*row)
+        console.print(table)
+    console.print(f"peak: {ledger.peak() / 2**30:.2f} GiB, in the {ledger.peak_phase()} phase")
+    for note in ledger.notes:
+        console.print(f"note: {note}")
 
 
 def _mib(size: int) -> str:

@@ -8,7 +8,7 @@ from .fields import check_positive, check_types
 from .workload import Workload
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "bf16-mixed"]
-Checkpointing = Literal["none", "full", "selective"]
+Checkpointing = Literal["none", "full", "selective", "selective-half"]
 OptimizerImplementation = Literal["loop", "foreach", "fused"]
 Loss = Literal["upcast", "native", "chunked"]
 Attention = Literal["math", "efficient", "flash", "sdpa"]
@@ -43,7 +43,8 @@ class Recipe:
     - `precision`: fp32 throughout; autocast to 16 bits over fp32 weights (fp16 with a gradient scaler); `bf16`, with
       weights, gradients and optimizer state all in bf16.
     - `checkpointing`: `full` recomputes whole segments of `checkpoint_every` blocks; `selective` recomputes what is no
-      matrix product and no attention (torch's op policy), block by block.
+      matrix product and no attention (torch's op policy), block by block; `selective-half` also every second product
+      of a block, as torchtitan's policy does.
     - `optimizer`: how torch's AdamW runs its step.
     - `loss`: `upcast` computes cross-entropy on fp32 logits, as transformers does; `native` on logits as they are;
       `chunked` never holds the logits of all tokens.
@@ -86,6 +87,11 @@ class Recipe:
             raise UserError(
                 f"recipe: sharding {self.sharding} does not train in precision {self.precision}; choose "
                 f"{', '.join(PRECISIONS[self.sharding])}"
+            )
+        if self.offload_activations and self.checkpointing != "none":
+            raise UserError(
+                f"recipe: offload_activations needs checkpointing none, got {self.checkpointing}: a checkpoint holds "
+                "the inputs of its segments itself, where no hook on saved tensors can take them"
             )
         if self.offload not in OFFLOADS[self.sharding]:
             takers = [name for name, offered in OFFLOADS.items() if self.offload in offered]

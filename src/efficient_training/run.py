@@ -10,6 +10,7 @@ from torch import nn
 
 from .attention import implementation
 from .blocks import apply_checkpointing
+from .errors import UserError
 from .losses import IGNORE, shift_labels, token_loss_sum
 from .models import ModelShape
 from .recipe import Recipe
@@ -143,8 +144,10 @@ def loss_of(model: nn.Module, ids: torch.Tensor, target: torch.Tensor, recipe: R
 def build_trainer(shape: ModelShape, recipe: Recipe, device: str | torch.device = "cpu") -> Trainer:
     """Model, optimizer and scaler for `recipe`; with several ranks, this process's part of them.
 
-    Raises `UserError` where there is no process group of the recipe's ranks.
+    Raises `UserError` where there is no process group of the recipe's ranks, or for `offload_activations`.
     """
+    if recipe.offload_activations:
+        raise UserError("run: offload_activations has no loop here; price it instead, and see the chapter on offload")
     model = build_model(shape, recipe, device)
     scaler = None
     if recipe.precision == "fp16-autocast":

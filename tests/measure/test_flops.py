@@ -36,7 +36,7 @@ def test_the_formula_is_what_torch_counts(shape: ModelShape) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+@pytest.mark.parametrize("checkpointing", ["full", "selective", "selective-half"])
 def test_what_checkpointing_executes_beyond_what_a_step_needs(shape: ModelShape, checkpointing: str) -> None:
     trainer = build_trainer(shape, Recipe(2, attention="math", checkpointing=checkpointing))  # type: ignore[arg-type]
     ids = torch.randint(0, shape.vocab, (2, 32))

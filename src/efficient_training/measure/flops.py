@@ -44,12 +44,17 @@ def recomputed_flops(shape: ModelShape, sequences: int, sequence_length: int, ch
     """Operations that activation checkpointing, block by block, adds to a step over `sequences` sequences.
 
     `full` runs each block's forward pass again, but for its last product, the MLP's down projection, whose output no
-    backward formula needs (non-reentrant checkpointing stops early); `selective` as in `blocks` repeats no product.
+    backward formula needs (non-reentrant checkpointing stops early); `selective` as in `blocks` repeats no product,
+    `selective-half` every second of a block: those of keys, of attention's output and of the MLP's up projection, and
+    of GPT-2 the second alone.
     What attention's own backward kernel computes again is not among them. Head and embedding are in no checkpoint.
     """
+    tokens = sequences * sequence_length
+    if checkpointing == "selective-half":
+        others = 0 if shape.family == "gpt2" else shape.hidden * (shape.kv + shape.ffn)
+        return 2 * tokens * shape.layers * (shape.q * shape.hidden + others)
     if checkpointing != "full":
         return 0
-    tokens = sequences * sequence_length
     again = matmul_parameters(shape) - shape.vocab * shape.hidden - shape.layers * shape.ffn * shape.hidden
     return 2 * tokens * again + 4 * sequences * shape.layers * shape.q * sequence_length**2
 

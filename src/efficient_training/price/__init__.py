@@ -12,34 +12,51 @@ from ..errors import UserError
 from ..ledger import PHASES, Ledger
 from ..recipe import Recipe, accumulation_steps
 from ..workload import Workload
+from .algebra import Evaluator
 from .candidates import candidates
+from .deepspeed import deepspeed_sizes
+from .elsewhere import elsewhere, notes
 from .evaluate import peaks
-from .parameters import owned_sizes
+from .parameters import owned_sizes, parts_of
 from .sizes import named_sizes, sharded_sizes, sizes_of
 from .words import Words, words_of
 
 
 def price(workload: Workload, recipe: Recipe) -> Ledger:
-    """The ledger of `recipe` for `workload` on one CUDA device, as `trace` would find it.
+    """The ledger of `recipe` for `workload` on one CUDA device, as `trace` would find it: of the rank that holds most.
 
-    Raises `UserError` where the micro-batch does not divide the step, and for `compile`, which has no closed form.
+    What has no trace (DeepSpeed, offload) is said in the ledger's notes. Raises `UserError` where the micro-batch does
+    not divide the step, and for `compile`, which has no closed form.
     """
     steps = accumulation_steps(workload, recipe)
     if recipe.compile:
         raise UserError("price: a compiled model has no closed form; run it instead, or set compile: false")
-    shape, words = workload.model, words_of(workload.model, recipe, steps > 1)
+    words = words_of(workload.model, recipe, steps > 1)
+    sizes = _sizes(workload, recipe, words)
+    found = price_sizes(words, sizes)
+    entries: dict[str, dict[str, dict[str, int]]] = {}
+    entries["device"] = {phase: {n: b for n, b in found[phase].items() if b} for phase in PHASES}
+    value = Evaluator(sizes)
+    for place, phases in elsewhere(words).items():
+        entries[place] = {phase: {n: value(size) for n, size in phases[phase].items()} for phase in PHASES}
+    return Ledger("priced", entries, notes=tuple(notes(words)))
+
+
+def _sizes(workload: Workload, recipe: Recipe, words: Words) -> Mapping[str, Any]:
     sizes = sizes_of(
-        shape,
+        workload.model,
         batch=recipe.micro_batch,
         sequence=workload.sequence_length,
         checkpoint_every=recipe.checkpoint_every,
     )
     if words.fsdp:
-        sizes = sharded_sizes(sizes, recipe.shards)
-    elif recipe.sharding == "zero1":
-        sizes = {**sizes, **owned_sizes(shape, recipe.ranks)}
-    found = price_sizes(words, sizes)
-    return Ledger("priced", {"device": {phase: {n: b for n, b in found[phase].items() if b} for phase in PHASES}})
+        return sharded_sizes(sizes, recipe.shards)
+    if words.sharding == "zero1":
+        return {**sizes, **owned_sizes(workload.model, recipe.ranks)}
+    if words.deepspeed:
+        parts = parts_of(words, sizes, recipe.ranks)
+        return deepspeed_sizes(sizes, parts, int(words.sharding[-1]), recipe.ranks)
+    return sizes
 
 
 def price_sizes(words: Words, sizes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

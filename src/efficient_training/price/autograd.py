@@ -12,7 +12,7 @@ from .algebra import Size
 from .tape import WHOLE, Region, Storage, Tape
 
 Gradients = list["Tensor | None"]
-Products = Callable[[Callable[[], list["Tensor"]]], list["Tensor"]]
+Products = Callable[[Callable[[], list["Tensor"]], bool], list["Tensor"]]
 Backward = Callable[[list["Tensor"], Gradients], Gradients]
 FIRST = 1 << 62
 
@@ -120,6 +120,7 @@ class Graph(Tape):
     def __init__(self, autocasting: bool) -> None:
         super().__init__()
         self.hooks: Hooks | None = None
+        self.default_hooks: Any = None
         self.casts: dict[Parameter, Tensor] = {}
         self.autocasting = autocasting
         self.autocast = False
@@ -135,9 +136,10 @@ class Graph(Tape):
         """A tensor with a storage of its own."""
         return Tensor(self, self.allocate(numel * itemsize, wide), numel, itemsize, heads_first)
 
-    def keep(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """The results of a matrix product or of attention, which selective checkpointing keeps (`Products`)."""
-        return self.products(make) if self.products is not None else make()
+    def keep(self, make: Callable[[], list[Tensor]], linear: bool = False) -> list[Tensor]:
+        """The results of a matrix product (`linear`: of a linear layer) or of attention, which selective checkpointing
+        keeps (`Products`)."""
+        return self.products(make, linear) if self.products is not None else make()
 
     def backward(self, root: Tensor, after: Callable[[], None] | None = None) -> None:
         """Run backward from the scalar `root`, then `after`; the root's own gradient is alive throughout, as the caller

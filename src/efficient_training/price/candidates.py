@@ -32,7 +32,7 @@ def candidates(words: Words) -> dict[str, Candidates]:
     """The candidates of each phase."""
     segments: list[Segment] = plan(words)
     by_phase: dict[str, list[Instant]] = {phase: [] for phase in PHASES}
-    for instant in run_step(words, segments):
+    for instant in run_step(words, segments).instants:
         by_phase[instant.phase].append(instant)
     return {phase: _by_changes(_highest(instants, words)) for phase, instants in by_phase.items()}
 
@@ -125,4 +125,6 @@ def _random_sizes(draw: random.Random) -> dict[str, int]:
         )
     )
     owned = {"owned": draw.randint(1, 2**32), "owned_parameters": draw.randint(1, 500), "owned_step": 1}
-    return {**sharded_sizes(model, draw.choice([2, 8, 64])), **owned}
+    part, group = draw.randint(1, 2**33), draw.randint(1, 2**30)
+    cut = {"part": part, "padded": 8 * part, "bucketed": group, "live": group, "group": group, "largest": group}
+    return {**sharded_sizes(model, draw.choice([2, 8, 64])), **owned, **cut}

@@ -84,25 +84,32 @@ class _Again:
 
 
 class _Kept:
-    """The results that selective checkpointing keeps: stored in the first run, handed out in the second."""
+    """The results that selective checkpointing keeps: stored in the first run, handed out in the second.
 
-    def __init__(self) -> None:
+    `half`: of the products of linear layers only every second, from the first on.
+    """
+
+    def __init__(self, half: bool) -> None:
         self.results: deque[list[Tensor]] = deque()
+        self._half, self._stored, self._replayed = half, 0, 0
 
-    def store(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def store(self, make: Callable[[], list[Tensor]], linear: bool) -> list[Tensor]:
         made = make()
-        self.results.append([tensor.detach() for tensor in made])
+        self._stored += linear
+        if not (self._half and linear and self._stored % 2 == 0):
+            self.results.append([tensor.detach() for tensor in made])
         return made
 
-    def replay(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        return self.results.popleft()
+    def replay(self, make: Callable[[], list[Tensor]], linear: bool) -> list[Tensor]:
+        self._replayed += linear
+        return make() if self._half and linear and self._replayed % 2 == 0 else self.results.popleft()
 
 
-def checkpointed(run: Run, hidden: Tensor, selective: bool) -> Tensor:
-    """`run(hidden)`, of which only the input is kept for backward; `selective`: and the results of products."""
+def checkpointed(run: Run, hidden: Tensor, policy: str) -> Tensor:
+    """`run(hidden)`, of which backward finds only the input, or under a selective `policy` also results of products."""
     graph = hidden.tape
     assert isinstance(graph, Graph)
-    kept = _Kept() if selective else None
+    kept = _Kept(half=policy.endswith("half")) if policy.startswith("selective") else None
     graph.hooks = _Frame(graph, run, hidden, kept.replay if kept else None)
     graph.products = kept.store if kept else None
     out = run(hidden)

@@ -4,7 +4,8 @@ From `torch/distributed/fsdp/_fully_shard/` (torch 2.13); functions are named at
 from references that Python holds, and none from a stream, so that what is allocated on CUDA is what this order says:
 
 - `foreach_all_gather`: the shards cast to the dtype of use, one buffer (only under mixed precision, until it returns),
-  and an output buffer of the whole unit;
+  and an output buffer of the whole unit; under CPU offload the shards are copied to the device first
+  (`FSDPParam.all_gather_inputs`), and reduced gradients back, so that neither stays;
 - `foreach_all_gather_copy_out`: the gathered weights, beside that output. In forward the output lives until the next
   unit's copy-out is done (`FSDPParamGroup.wait_for_unshard`: `AllGatherState` is dropped before the copy, but a local
   variable holds it until the function returns), in backward it is freed at once;
@@ -18,7 +19,7 @@ from references that Python holds, and none from a stream, so that what is alloc
 
 from .algebra import Size
 from .autograd import Gradients, Graph, Parameter, Tensor
-from .operators import FLOAT, HALF, made_by, record, view
+from .operators import FLOAT, made_by, record, view
 from .sizes import RANKS
 from .tape import Storage
 from .words import Words
@@ -71,7 +72,8 @@ class Unit:
         if self.gathered is not None or self.pending is not None:
             return
         words, runtime = self.runtime.words, self.runtime
-        cast = runtime.buffer(self.shard * HALF) if words.itemsize != words.state_itemsize else None
+        copied = words.itemsize != words.state_itemsize or words.offload != "none"
+        cast = runtime.buffer(self.shard * words.itemsize) if copied else None
         self.pending = runtime.buffer(self.gathered_bytes)
         del cast
 
@@ -128,7 +130,7 @@ class Unit:
         last = gradients[-1]
         gradients.clear()
         out = runtime.graph.allocate(self.shard * itemsize)
-        if not words.accumulating:
+        if not words.accumulating and words.offload == "none":
             out.entry.component, out.entry.lasting = "gradients", True
             runtime.shards.append(out)
         else:

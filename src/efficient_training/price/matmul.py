@@ -49,5 +49,5 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, numel: Size, wide: b
     inputs = [x, weight, bias] if bias_there else [x, weight]
     node = record(inputs, run, [x, weight])
     graph = graph_of(x)
-    (out,) = graph.keep(lambda: [graph.new(numel, x.itemsize, wide)])
+    (out,) = graph.keep(lambda: [graph.new(numel, x.itemsize, wide)], linear=True)
     return made_by(node, out)

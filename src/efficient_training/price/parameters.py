@@ -8,7 +8,7 @@ from ..ownership import heaviest_rank, owned_by_rank
 from ..recipe import Recipe
 from .algebra import ONE, Evaluator, Size, total
 from .blocks import block_parameters
-from .sizes import FFN, HIDDEN, POSITIONS, VOCABULARY, Q, rows, sizes_of
+from .sizes import FFN, FURTHER_BLOCKS, HIDDEN, POSITIONS, VOCABULARY, Q, rows, sizes_of
 from .words import Words, words_of
 
 Table = list[tuple[str, Size]]
@@ -32,6 +32,32 @@ def tables(words: Words) -> Tables:
     return Tables(before, block_parameters(words), after)
 
 
+def elements(of: Tables) -> Size:
+    """The elements of all parameters of a model, all its blocks included."""
+    before, block, after = of
+    return total(size for _, size in before + after) + total(size for _, size in block) * (FURTHER_BLOCKS + 1)
+
+
+def number(of: Tables) -> Size:
+    """The number of parameters of a model."""
+    before, block, after = of
+    return Size.of(len(before) + len(after)) + (FURTHER_BLOCKS + 1) * len(block)
+
+
+def parts_of(words: Words, sizes: Mapping[str, Any], ranks: Any) -> dict[str, Any]:
+    """All elements of a model, and of a rank's parts where each parameter is cut by itself (DeepSpeed's stage 3).
+
+    Sizes may be ints, arrays or expressions.
+    """
+    value = Evaluator(sizes)
+    before, block, after = tables(words)
+    each: Any = 0
+    for table, times in ((before + after, 1), (block, sizes["further_blocks"] + 1)):
+        for _, size in table:
+            each = each + (value(size) + ranks - 1) // ranks * times
+    return {"whole": value(elements(tables(words))), "each": each}
+
+
 def elements_of(shape: ModelShape) -> list[int]:
     """The elements of each parameter of a model."""
     value = Evaluator(sizes_of(shape))
@@ -53,16 +79,11 @@ def owned_evenly(words: Words, sizes: Mapping[str, Any], ranks: Any) -> dict[str
 
     The rank that holds most has more, by less than the largest parameter.
     """
-    value = Evaluator(sizes)
-    before, block, after = tables(words)
-    layers = sizes["further_blocks"] + 1
-    outer, inner = value(total(size for _, size in before + after)), value(total(size for _, size in block))
-    number = len(before) + len(after) + len(block) * layers
-    embedding = value(before[0][1])
+    value, table = Evaluator(sizes), tables(words)
     return {
-        "owned": (outer + inner * layers + ranks - 1) // ranks,
-        "owned_parameters": (number + ranks - 1) // ranks,
-        "owned_step": 2 * embedding,
+        "owned": (value(elements(table)) + ranks - 1) // ranks,
+        "owned_parameters": (value(number(table)) + ranks - 1) // ranks,
+        "owned_step": 2 * value(table.before[0][1]),
     }
 
 

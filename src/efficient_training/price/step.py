@@ -4,50 +4,50 @@ Blocks that are alike are not run one by one, but by the segments of `efficient_
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from .algebra import ONE, Size, total
+from .algebra import ZERO, Size
 from .autograd import Gradients, Graph, Parameter, Tensor
 from .blocks import Inputs, Weights, block
 from .checkpoint import checkpointed
 from .head import divided, mean_loss
+from .model import Model
 from .norms import layer_norm, rms_norm
+from .offload import ToHost
 from .operators import FLOAT, LONG, add, graph_of, made_by, record, scale, to, view
-from .optimizer import optimizer_step
-from .parameters import shard_tables, tables
 from .plan import Segment
-from .sizes import (
-    FURTHER_BLOCKS,
-    HALF_HEAD,
-    HEAD_DIM,
-    HIDDEN,
-    OWNED,
-    OWNED_PARAMETERS,
-    SEQUENCE,
-    TOKENS,
-    TWO_SEQUENCES,
-)
+from .sizes import HALF_HEAD, HEAD_DIM, HIDDEN, SEQUENCE, TOKENS, TWO_SEQUENCES
 from .tape import Instant, Region
-from .units import units_of
 from .words import Words
 
 
-def run_step(words: Words, segments: Sequence[Segment]) -> list[Instant]:
-    """Run the step on a tape, and return all its instants."""
+class Run(NamedTuple):
+    """All instants of a step on the device, and the bytes of activations that wait on the host for backward."""
+
+    instants: list[Instant]
+    offloaded: Size
+
+
+def run_step(words: Words, segments: Sequence[Segment]) -> Run:
+    """Run the step on a tape."""
     graph = Graph(words.autocast)
-    model = _Model(graph, words, segments)
+    model = Model(graph, words, segments)
     held = [_constant(graph, size, name) for name, size in model.constants()]
+    graph.hooks = graph.default_hooks = ToHost() if words.offload_activations else None
     with graph.in_phase("forward"):
         loss = divided(_loss(model, segments))
+    graph.hooks = None
     with graph.in_phase("backward"):
+        model.begin_backward()
         if words.scaled:
             scaled = scale(loss, FLOAT)
-            graph.backward(scaled)
+            graph.backward(scaled, model.finish)
             del scaled
         else:
             graph.backward(loss, model.finish)
     with graph.in_phase("optimizer step"):
-        optimizer_step(graph, words, *model.kept)
-    result = graph.instants()
+        model.step()
+    result = Run(graph.instants(), graph.default_hooks.packed if graph.default_hooks else ZERO)
     del held, loss
     return result
 
@@ -59,74 +59,18 @@ def _constant(graph: Graph, size: Size, component: str) -> Tensor:
     return tensor
 
 
-class _Model:
-    """The parameters, of each segment's blocks and outside of them, and under FSDP2 the units that they make."""
-
-    def __init__(self, graph: Graph, words: Words, segments: Sequence[Segment]) -> None:
-        self.graph, self.words = graph, words
-        self.table = tables(words)
-        self.kept = shard_tables(self.table, words) if words.fsdp else self.table
-        self.outer = {name: self._parameter(size) for name, size in self.table.before + self.table.after}
-        self.inner = [self._segment_weights(segment) for segment in segments]
-        self.units = units_of(graph, words, self.kept, list(self.outer.values()), self.inner) if words.fsdp else None
-
-    def _segment_weights(self, segment: Segment) -> list[Weights]:
-        weights = []
-        with self.graph.within(segment.region):
-            for region in segment.blocks:
-                with self.graph.within(region):
-                    weights.append({name: self._parameter(size) for name, size in self.table.block})
-        return weights
-
-    def _parameter(self, numel: Size) -> Parameter:
-        """A weight, which has no storage here, as all weights are one constant; but its gradient has.
-
-        Under DDP, gradients of the micro-batches before the last are tensors of their own (`no_sync`), until the last
-        one is added and the sum copied to a bucket.
-        """
-        words = self.words
-        bucketed = words.sharding in ("ddp", "zero1")
-        made = Parameter(self.graph, numel, words.itemsize, words.accumulating and not words.fsdp, bucketed)
-        if bucketed and words.accumulating:
-            made.gradient = self.graph.new(numel, words.itemsize)
-            assert made.gradient.storage is not None
-            made.gradient.storage.entry.component = "gradients"
-        return made
-
-    def finish(self) -> None:
-        """What comes at the end of backward."""
-        if self.units is not None:
-            self.units.finish()
-
-    def constants(self) -> list[tuple[str, Size]]:
-        """What is alive throughout: weights and buffers (two of rotary frequencies), AdamW's two moments and its step
-        of each parameter, and the gradients: under accumulation, and under DDP always, as its buckets."""
-        words = self.words
-        before, block, after = self.kept
-        parts = [(size, ONE) for _, size in before + after] + [(size, FURTHER_BLOCKS + 1) for _, size in block]
-        weights = total(size * times for size, times in parts) * words.state_itemsize
-        buffers = Size.of(0) if words.family == "gpt2" else HALF_HEAD * (2 * FLOAT)
-        state = weights * 2 + total(times for _, times in parts) * FLOAT
-        if words.sharding == "zero1":
-            state = OWNED * (2 * words.state_itemsize) + OWNED_PARAMETERS * FLOAT
-        out = [("weights", weights + buffers), ("optimizer state", state)]
-        held = words.accumulating or words.sharding in ("ddp", "zero1")
-        return [*out, ("gradients", weights)] if held else out
-
-
-def _loss(model: _Model, segments: Sequence[Segment]) -> Tensor:
+def _loss(model: Model, segments: Sequence[Segment]) -> Tensor:
     graph, words = model.graph, model.words
-    if model.units is not None:
-        model.units.root.begin()
+    model.begin()
     graph.autocast = graph.autocasting
     hidden = (_gpt2 if words.family == "gpt2" else _llama)(model, segments)
     loss = mean_loss(hidden, model.outer["embedding" if words.tied else "head"], words)
     graph.autocast = False
     graph.casts.clear()
-    return model.units.end(loss) if model.units is not None else loss
+    return model.end(loss)
 
 
-def _llama(model: _Model, segments: Sequence[Segment]) -> Tensor:
+def _llama(model: Model, segments: Sequence[Segment]) -> Tensor:
     """The base model: embedding, positions, rotary tables, blocks, norm. Positions, S longs, live until it returns."""
     graph = model.graph
     embedded = _embedding(model.outer["embedding"], TOKENS)
@@ -136,7 +80,7 @@ def _llama(model: _Model, segments: Sequence[Segment]) -> Tensor:
     return rms_norm(hidden, model.outer["norm.weight"], TOKENS)
 
 
-def _gpt2(model: _Model, segments: Sequence[Segment]) -> Tensor:
+def _gpt2(model: Model, segments: Sequence[Segment]) -> Tensor:
     """The base model: embeddings of tokens, T x h, and of positions, S x h, both alive until it returns; their sum."""
     embedded = _embedding(model.outer["embedding"], TOKENS)
     positions = _positions(model.graph)
@@ -193,7 +137,7 @@ def _rotary(graph: Graph, itemsize: int) -> tuple[Tensor, Tensor]:
     return out
 
 
-def _blocks(model: _Model, hidden: Tensor, inputs: Inputs, segments: Sequence[Segment]) -> Tensor:
+def _blocks(model: Model, hidden: Tensor, inputs: Inputs, segments: Sequence[Segment]) -> Tensor:
     words, graph = model.words, model.graph
     for number, segment in enumerate(segments):
         run = _segment_run(graph, words, inputs, segment.blocks, model.inner[number])
@@ -201,10 +145,8 @@ def _blocks(model: _Model, hidden: Tensor, inputs: Inputs, segments: Sequence[Se
             unit = model.units.blocks[number] if model.units is not None else None
             if unit is not None:
                 hidden = unit.forward(hidden)
-            if words.checkpointing == "none":
-                hidden = run(hidden)
-            else:
-                hidden = checkpointed(run, hidden, words.checkpointing == "selective")
+            policy = words.checkpointing
+            hidden = run(hidden) if policy == "none" else checkpointed(run, hidden, policy)
             if unit is not None:
                 hidden = unit.end(hidden, reshard=words.sharding != "fsdp-no-reshard")
     return hidden

@@ -32,7 +32,7 @@ class Entry:
 
     Code of a repeated region runs once, for all its repetitions. What it leaves behind counts `times` over: gradients,
     what forward code keeps for backward, and casts in autocast's cache (`lasting`). What it hands on counts once, or
-    not at all, in forward code, where there is nobody to hand it on.
+    not at all, in forward code, where there is nobody to hand it on. `exact` bytes count as they are.
     """
 
     bytes: Size
@@ -41,16 +41,19 @@ class Entry:
     wide: bool
     component: str | None = None
     lasting: bool = False
+    exact: bool = False
     kept: bool = False
     alive: bool = True
 
     def resolve(self) -> tuple[str, Size]:
         """Component and bytes, by the same rules as `measure.memory.MemoryTracker`, once the step is over."""
         name = self.component or ("loss" if self.wide else "activations" if self.kept else "temporaries")
+        if self.exact:
+            return name, self.bytes
         if self.lasting or self.kept or self.component == "gradients":
             return name, _product(self.bytes, self.region.times)
         if name == "communication":
-            return name, self.bytes  # whose code says itself what it hands on
+            return name, self.bytes  # a unit's buffer is the next one's to find, wherever it stands
         return name, _product(self.bytes, self.region.carries) if self.forward else self.bytes
 
 

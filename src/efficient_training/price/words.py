@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..models import ModelShape
-from ..recipe import FSDP, Recipe
+from ..recipe import DEEPSPEED, FSDP, Recipe
 from .attention import Kernel
 
 
@@ -26,6 +26,8 @@ class Words:
     loss: str
     accumulating: bool
     sharding: str = "none"
+    offload: str = "none"
+    offload_activations: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -41,6 +43,16 @@ class Words:
     def fsdp(self) -> bool:
         """Whether FSDP2 shards the model."""
         return self.sharding in FSDP
+
+    @property
+    def ddp(self) -> bool:
+        """Whether DDP reduces gradients in its buckets."""
+        return self.sharding in ("ddp", "zero1")
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed trains the model."""
+        return self.sharding in DEEPSPEED
 
     @property
     def autocast(self) -> bool:
@@ -79,4 +91,6 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         loss=recipe.loss,
         accumulating=accumulating,
         sharding=recipe.sharding,
+        offload=recipe.offload,
+        offload_activations=recipe.offload_activations,
     )
