@@ -19,6 +19,7 @@ from .elsewhere import elsewhere, notes
 from .evaluate import peaks
 from .parameters import owned_sizes, parts_of
 from .sizes import named_sizes, sharded_sizes, sizes_of
+from .streams import stream_peaks
 from .words import Words, words_of
 
 
@@ -40,6 +41,18 @@ def price(workload: Workload, recipe: Recipe) -> Ledger:
     for place, phases in elsewhere(words).items():
         entries[place] = {phase: {n: value(size) for n, size in phases[phase].items()} for phase in PHASES}
     return Ledger("priced", entries, notes=tuple(notes(words)))
+
+
+def reserved_at_least(workload: Workload, recipe: Recipe) -> int:
+    """Bytes that CUDA's allocator must reserve for `recipe` at least: the sum of the peaks of the streams that it uses.
+
+    Without FSDP2 there is one stream, and this is the peak. Raises as `price`.
+    """
+    steps = accumulation_steps(workload, recipe)
+    words = words_of(workload.model, recipe, steps > 1)
+    if not words.fsdp:
+        return price(workload, recipe).peak()
+    return sum(stream_peaks(words, _sizes(workload, recipe, words)).values())
 
 
 def _sizes(workload: Workload, recipe: Recipe, words: Words) -> Mapping[str, Any]:
@@ -67,4 +80,4 @@ def price_sizes(words: Words, sizes: Mapping[str, Any]) -> dict[str, dict[str, A
     return {phase: peaks(found, sizes) for phase, found in candidates(words).items()}
 
 
-__all__ = ["Words", "named_sizes", "price", "price_sizes", "words_of"]
+__all__ = ["Words", "named_sizes", "price", "price_sizes", "reserved_at_least", "words_of"]

@@ -24,6 +24,9 @@ from .sizes import RANKS
 from .tape import Storage
 from .words import Words
 
+GATHERING, REDUCING = "all-gather copy-in", "reduce-scatter"
+"""FSDP2's streams that ask for memory (`FSDPCommContext`): for gathered units, and for reduced shards."""
+
 
 class Runtime:
     """What all units share: the order of forward, and the buffers that outlive the unit that made them."""
@@ -36,10 +39,10 @@ class Runtime:
         self.all_reducing: list[Storage] = []
         self.shards: list[Storage] = []
 
-    def buffer(self, size: Size) -> Storage:
+    def buffer(self, size: Size, stream: str = "main") -> Storage:
         """A storage that counts as communication."""
         storage = self.graph.allocate(size)
-        storage.entry.component = "communication"
+        storage.entry.component, storage.entry.stream = "communication", stream
         return storage
 
     def finish(self, root: "Unit") -> None:
@@ -73,8 +76,8 @@ class Unit:
             return
         words, runtime = self.runtime.words, self.runtime
         copied = words.itemsize != words.state_itemsize or words.offload != "none"
-        cast = runtime.buffer(self.shard * words.itemsize) if copied else None
-        self.pending = runtime.buffer(self.gathered_bytes)
+        cast = runtime.buffer(self.shard * words.itemsize, GATHERING) if copied else None
+        self.pending = runtime.buffer(self.gathered_bytes, GATHERING)
         del cast
 
     def wait(self, forward: bool) -> None:
@@ -130,6 +133,7 @@ class Unit:
         last = gradients[-1]
         gradients.clear()
         out = runtime.graph.allocate(self.shard * itemsize)
+        out.entry.stream = REDUCING
         if not words.accumulating and words.offload == "none":
             out.entry.component, out.entry.lasting = "gradients", True
             runtime.shards.append(out)

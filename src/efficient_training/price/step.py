@@ -22,9 +22,11 @@ from .words import Words
 
 
 class Run(NamedTuple):
-    """All instants of a step on the device, and the bytes of activations that wait on the host for backward."""
+    """All instants of a step on the device, by component and, under FSDP2, by stream; and the bytes of activations that
+    wait on the host for backward."""
 
     instants: list[Instant]
+    by_stream: list[Instant]
     offloaded: Size
 
 
@@ -47,7 +49,8 @@ def run_step(words: Words, segments: Sequence[Segment]) -> Run:
             graph.backward(loss, model.finish)
     with graph.in_phase("optimizer step"):
         model.step()
-    result = Run(graph.instants(), graph.default_hooks.packed if graph.default_hooks else ZERO)
+    by_stream = graph.instants(by_stream=True) if words.fsdp else []
+    result = Run(graph.instants(), by_stream, graph.default_hooks.packed if graph.default_hooks else ZERO)
     del held, loss
     return result
 

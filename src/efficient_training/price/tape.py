@@ -33,6 +33,7 @@ class Entry:
     Code of a repeated region runs once, for all its repetitions. What it leaves behind counts `times` over: gradients,
     what forward code keeps for backward, and casts in autocast's cache (`lasting`). What it hands on counts once, or
     not at all, in forward code, where there is nobody to hand it on. `exact` bytes count as they are.
+    `stream` is the CUDA stream that was current.
     """
 
     bytes: Size
@@ -42,6 +43,7 @@ class Entry:
     component: str | None = None
     lasting: bool = False
     exact: bool = False
+    stream: str = "main"
     kept: bool = False
     alive: bool = True
 
@@ -134,9 +136,10 @@ class Tape:
             self._mark_if_rising()
             self.region = region
 
-    def instants(self) -> list[Instant]:
+    def instants(self, by_stream: bool = False) -> list[Instant]:
         """The moments just before something is freed, and the start of each phase; to be read when all is over.
 
+        `by_stream`: components are CUDA streams, by which memory was asked for.
         Between them bytes only rise, so that no peak lies elsewhere. Moments inside a region that stands for several
         are left out, as those of the first and last of its kind are there by themselves.
         """
@@ -146,7 +149,8 @@ class Tape:
         for length, phase, there in self._marks:
             for entry, born in self._events[done:length]:
                 if id(entry) not in resolved:
-                    resolved[id(entry)] = entry.resolve()
+                    name, size = entry.resolve()
+                    resolved[id(entry)] = (entry.stream, size) if by_stream else (name, size)
                 name, size = resolved[id(entry)]
                 live[name] = live.get(name, ZERO) + (size if born else -size)
             done = length
