@@ -120,7 +120,22 @@ def trace_timeline(
             trainer.scaler = _FakeScaler("cpu")
         size = (recipe.micro_batch, workload.sequence_length)
         window = [torch.randint(0, shape.vocab, size) for _ in range(steps)]
-        return track_step(trainer, window, shape.vocab)
+        if recipe.ranks == 1:
+            _give_state(trainer)
+        return track_step(trainer, window, shape.vocab, warmed=recipe.ranks == 1)
+
+
+def _give_state(trainer: Trainer) -> None:
+    """What a whole step leaves behind on one rank, the optimizer's state, for a third of a trace's time less."""
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    if trainer.scaler is not None:
+        trainer.scaler.scale(torch.zeros(()))
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    else:
+        trainer.optimizer.step()
+    trainer.optimizer.zero_grad(set_to_none=True)
 
 
 def trace(
