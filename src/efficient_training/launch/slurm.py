@@ -24,6 +24,8 @@ PATIENCE_S = 300.0
 SETTLE_S = 15.0
 """For a job's last files to appear on a shared disk, and for a job that lost its node to be queued again."""
 
+FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+
 ENDED = {
     "COMPLETED": "ended",
     "FAILED": "failed",
@@ -66,9 +68,9 @@ def script(job: Job, folder: Path | str) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment(job, Path(folder)).items()]
     lines += [
         "",
-        "# The ranks find each other through the first node, at a port of this job's own.",
+        "# The ranks find each other through the first node, where this script runs, at a port that is free there.",
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        "port=$((10000 + SLURM_JOB_ID % 20000))",
+        f"port=$({shlex.quote(sys.executable)} -c '{FREE_PORT}')",
         "",
     ]
     rendezvous = [
