@@ -1,5 +1,10 @@
+import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +12,8 @@ import pytest
 from efficient_training import native
 
 FAILING = "#!/bin/sh\nexit 1\n"
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed")
 
 
 @pytest.fixture
@@ -28,7 +35,6 @@ def test_the_folder_is_of_this_environment_pytorch_and_processor(empty: Path, tm
 def test_what_is_missing_is_told_in_a_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("deepspeed")
     compiler = tmp_path / "c++"
     compiler.write_text(FAILING)
     compiler.chmod(0o755)
@@ -44,7 +50,6 @@ def test_what_is_missing_is_told_in_a_line(
 def test_a_build_that_fails_is_told_and_goes_on_later(
     empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("deepspeed")
     lock = empty / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()  # of a build that was killed
@@ -57,7 +62,6 @@ def test_a_build_that_fails_is_told_and_goes_on_later(
 
 
 def test_what_is_built_is_left_alone(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("deepspeed")
     for part in ("pin_memory", "async_io"):
         (empty / part).mkdir(parents=True)
         (empty / part / f"{part}.so").touch()
@@ -73,3 +77,31 @@ def test_help_names_the_extensions() -> None:
     assert made.returncode == 0
     assert "deepspeed_shm_comm" in made.stdout
     assert "async_io" in made.stdout
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_build_leaves_no_compiler(tmp_path: Path, ending: signal.Signals) -> None:
+    compiler, started = tmp_path / "slow-compiler", tmp_path / "started"
+    compiler.write_text(f'#!/bin/sh\ncase $1 in -MMD) echo $$ >> {started}; exec sleep 600;; esac\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    code = (
+        f"import sys; sys.prefix, sys.argv = {str(tmp_path)!r}, ['native', 'cpu_adam']\n"
+        "from efficient_training import native; sys.exit(native.main())"
+    )
+    environment = {**os.environ, "CXX": str(compiler), "TORCH_EXTENSIONS_DIR": str(tmp_path / "built")}
+    building = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: started.exists() and started.read_text())
+        building.send_signal(ending)
+        assert building.wait(60) == 128 + ending
+    finally:
+        building.kill()
+    pids = [int(line) for line in started.read_text().split()]
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)

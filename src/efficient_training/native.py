@@ -15,6 +15,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,13 +112,17 @@ def build(name: str) -> bool:
         )
         jobs = {"MAX_JOBS": os.environ.get("MAX_JOBS", str(_jobs()))}
         process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **jobs}
+            [sys.executable, "-c", code],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **jobs},
+            start_new_session=True,
         )
         try:
             _follow(process, name, place)
         finally:
-            if process.poll() is None:
-                process.terminate()
+            if process.poll() is None:  # interrupted: its compilers, too, are to end
+                os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
         if process.returncode:
             log.seek(0)
@@ -204,9 +209,14 @@ def main() -> int:
     asked = parser.parse_args().extensions
     place = folder()
     place.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with (place / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # goes with this process, however it ends
-        done = [build(name) for name in asked or EXTENSIONS]
+        try:
+            done = [build(name) for name in asked or EXTENSIONS]
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on from there", flush=True)
+            return 130
     return 0 if all(done) or not asked else 1
 
 
