@@ -6,6 +6,7 @@ import pytest
 
 from efficient_training import notebook as nb
 from efficient_training import provenance
+from efficient_training.display import METADATA_KEY
 from efficient_training.machine import Machine
 from efficient_training.validation import validate
 
@@ -93,7 +94,7 @@ def test_launched_scripts_count_and_so_does_what_they_import(package: Path, proj
     (scripts / "train.yaml").write_text("stage: 2")
     assert provenance.source_hash(source, package, scripts) != third
     executed = nb.read(project.notebook("01-memory", ["x = 1"]))
-    executed.metadata[provenance.METADATA_KEY] = {"parameters": {}, "source": third}
+    executed.metadata[METADATA_KEY] = {"parameters": {}, "source": third}
     found = provenance.freshness(source, executed, {}, scripts)
     assert (found.state, "train.yaml" in found.reason) == ("stale", True)
 
