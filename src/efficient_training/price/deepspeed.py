@@ -11,12 +11,12 @@ parameter), itemsize 2 under `bf16`:
   reduced into another tensor, at most as large.
 - Stage 1 keeps whole gradients to the end of backward (`process_gradients`), stage 2 copies each to the bucket at once
   and keeps its partition (`copy_grads_in_partition`).
-- `step`: the gradients' partition flat, then in fp32, then without the flat one; then AdamW's own temporaries.
-- Stage 3, `stage3.DeepSpeedZeroOptimizer_Stage3`: bf16 and fp32 partitions, a flat buffer for the gradients' and the
-  bucket, all kept; gathered weights, no more than `stage3_max_live_parameters`, and of a model smaller than
-  `stage3_max_reuse_distance` all, as none is let go that will soon be used again
-  (`PartitionedParameterCoordinator`); reductions take a copy of the bucket and the part of it
-  (`reduce_scatter_coalesced`); the step goes by sub-groups of `sub_group_size` elements.
+- `step`: the gradients' partition flat, then in fp32 too, then that alone; then AdamW's own temporaries.
+- Stage 3, `stage3.DeepSpeedZeroOptimizer_Stage3`: bf16 partitions and fp32 masters (in fp32 too), a flat buffer for
+  the gradients' and the bucket, all kept; gathered weights, no more than `stage3_max_live_parameters`, and of a model
+  smaller than `stage3_max_reuse_distance` all, as none is let go that will soon be used again
+  (`PartitionedParameterCoordinator`); reductions take a copy of the bucket (`reduce_scatter_coalesced`); the step goes
+  by sub-groups of `sub_group_size` elements.
 - Offload of the optimizer: master weights, moments, gradients in fp32 and their bf16 partition are the host's, with
   `parameters` the bf16 weights too; `nvme` puts on disk what the host would have, and takes buffers of the size of the
   largest sub-group, and of the largest parameter, on the host (`swap_tensor/`).
@@ -88,9 +88,7 @@ class Engine:
         if words.offload.startswith("parameters"):
             out = []
         if self.on_device:
-            separate = self.stage < 3 or itemsize != FLOAT
-            out += [("master weights", PART * FLOAT)] if separate else []
-            out.append(("optimizer state", PART * (2 * FLOAT) + FLOAT))
+            out += [("master weights", PART * FLOAT), ("optimizer state", PART * (2 * FLOAT) + FLOAT)]
         elif self.stage < 3:
             out.append(("communication", LARGEST * itemsize))
         if self.stage == 3:
@@ -131,9 +129,10 @@ class Engine:
             return
         words, itemsize = self.words, self.words.itemsize
         size = GROUP if self.stage == 3 else PART
-        before = [] if self.stage == 3 else [self._storage("gradients", PART * itemsize) for _ in range(2)]
-        gradient = self._storage("gradients", size * FLOAT)
-        before.clear()
+        parts = None if self.stage == 3 else self._storage("gradients", PART * itemsize)
+        flat = self._storage("gradients", size * itemsize)
+        gradient = flat if itemsize == FLOAT else self._storage("gradients", size * FLOAT)
+        del parts, flat
         if words.optimizer != "fused":
             roots = self.graph.allocate(size * (FLOAT if words.optimizer == "foreach" else 2 * FLOAT))
             del roots
