@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,21 @@ def _measuring_processes() -> list[int]:
     children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     pids = [int(pid) for file in children for pid in file.read_text().split()]
     return [pid for pid in pids if b"measured:measure_step" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_step_is_measured_but_has_no_ledger() -> None:
+    shallow = replace(WORKLOAD, model=replace(SHAPE, layers=1))
+    compiled, eager = (
+        measure_step(asdict(shallow), {"micro_batch": 2, "compile": compile}, steps=1, warmup=1)
+        for compile in (True, False)
+    )
+    assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-5)
+    assert compiled["ledger"] is None
+    assert compiled["seconds"]["step"]["median"] > 0
+    for view in (run_timeline, trace):
+        with pytest.raises(UserError, match="compiled model has no"):
+            view(shallow, Recipe(2, compile=True))
 
 
 def test_a_history_needs_cuda() -> None:

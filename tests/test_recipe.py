@@ -22,8 +22,7 @@ recipes = st.builds(
     optimizer=st.sampled_from(["loop", "foreach", "fused"]),
     loss=st.sampled_from(["upcast", "native", "chunked"]),
     attention=st.sampled_from(["math", "efficient", "sdpa"]),
-    compile=st.booleans(),
-)
+) | st.builds(Recipe, micro_batch=st.integers(1, 64), compile=st.booleans())
 
 
 @given(recipes)
@@ -46,6 +45,7 @@ def test_a_workload_travels_through_yaml_with_its_model() -> None:
         ({"precision": "fp32"}, "needs the field 'micro_batch'"),
         ({"micro_batch": 1, "checkpoint_every": 2}, "checkpoint_every needs checkpointing: full, got none"),
         ({"micro_batch": 1, "attention": "flash"}, "attention flash needs 16-bit inputs"),
+        ({"micro_batch": 1, "compile": True, "checkpointing": "full"}, "compile needs checkpointing none and one rank"),
         ({"micro_batch": 1, "ranks": 2}, r"ranks \(2\) and sharding \(none\) do not fit"),
         ({"micro_batch": 1, "sharding": "fsdp"}, r"ranks \(1\) and sharding \(fsdp\) do not fit"),
         ({"micro_batch": 1, "ranks": 4, "sharding": "hsdp"}, r"replicas \(1\) must be above 1 with sharding hsdp"),

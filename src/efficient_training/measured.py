@@ -40,7 +40,12 @@ SETUP = "setup"
 
 
 def run_timeline(workload: Workload, recipe: Recipe, device: str = "cpu", seed: int = 0) -> Timeline:
-    """Samples of one real step, by phase (`trace.track_step`), on random weights and random tokens."""
+    """Samples of one real step, by phase (`trace.track_step`), on random weights and random tokens.
+
+    Raises `UserError` for a compiled model, whose fused kernels take memory that the tracker does not see.
+    """
+    if recipe.compile:
+        raise UserError("run: a compiled model has no ledger; measure it on a GPU, or set compile: false")
     torch.manual_seed(seed)
     trainer = build_trainer(workload.model, recipe, device)
     return track_step(trainer, _window(workload, recipe, device), workload.model.vocab)
@@ -65,7 +70,8 @@ def measure_step(
     - `out_of_memory`: `None`, or the phase and the bytes asked for (`measure.oom.OutOfMemory`), and then, of the
       rest, only `cuda`, `None`, a `reason` for records, and with `history` the `failure` (`measure.snapshot.Failure`);
     - `loss`: of the first step;
-    - `ledger`: by the tracker, components at each phase's peak;
+    - `ledger`: by the tracker, components at each phase's peak; `None` for a compiled model, whose kernels it does not
+      see;
     - `cuda`: peaks of allocator and process by phase (`measure.cuda`), `None` elsewhere;
     - `seconds`: by phase, and for `step` as a whole, median and interquartile range over `steps`, after `warmup`;
     - `peak_rss_bytes` of the process, `device`, and with `rates` the device's measured roofs.
@@ -132,12 +138,14 @@ def _measure(
             "reserved_bytes": max(peak.reserved for peak in memory.phases.values()),
             "context_bytes": process.context,
         }
-    ledger = ledger_of(track_step(trainer, window, work.model.vocab, warmed=True), "run")
-    ledger = replace(ledger, **beyond)
+    ledger = None
+    if not how.compile:
+        timeline = track_step(trainer, window, work.model.vocab, warmed=True)
+        ledger = replace(ledger_of(timeline, "run"), **beyond)
     return {
         "out_of_memory": None,
         "loss": float(losses[0]),
-        "ledger": ledger.to_json(),
+        "ledger": ledger and ledger.to_json(),
         "cuda": cuda,
         "seconds": {name: {"median": taken.median_s, "iqr": taken.iqr_s} for name, taken in seconds.items()},
         "peak_rss_bytes": _peak_rss(),

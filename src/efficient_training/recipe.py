@@ -49,7 +49,7 @@ class Recipe:
     - `loss`: `upcast` computes cross-entropy on fp32 logits, as transformers does; `native` on logits as they are;
       `chunked` never holds the logits of all tokens.
     - `attention`: a kernel of scaled-dot-product attention; `sdpa` is whichever CUDA picks.
-    - `compile`: `torch.compile` of the model.
+    - `compile`: `torch.compile` of all but head and loss; it can be run, and is neither traced nor priced.
     - `ranks`: processes that train together, one device each; `micro_batch` is that of each of them.
     - `sharding`: what ranks divide among them. `ddp` nothing (gradients are views of DDP's buckets); `zero1` the
       optimizer state (`ZeroRedundancyOptimizer` over DDP); `fsdp` everything, block by block, gathered anew in
@@ -82,6 +82,8 @@ class Recipe:
             raise UserError(f"recipe: checkpoint_every needs checkpointing: full, got {self.checkpointing}")
         if self.attention == "flash" and self.precision == "fp32":
             raise UserError("recipe: attention flash needs 16-bit inputs; choose efficient, or another precision")
+        if self.compile and (self.checkpointing != "none" or self.ranks > 1):
+            raise UserError("recipe: compile needs checkpointing none and one rank; the compiler recomputes by itself")
         self._check_ranks()
         if self.precision not in PRECISIONS[self.sharding]:
             raise UserError(

@@ -48,7 +48,8 @@ def hugging_face_config(shape: ModelShape, attention: str) -> Any:
 def build_model(shape: ModelShape, recipe: Recipe, device: str | torch.device = "cpu") -> nn.Module:
     """A transformers model of `shape` with random weights, in the recipe's precision and with its checkpointing.
 
-    Memory and time do not depend on the values of the weights.
+    Memory and time do not depend on the values of the weights. With `compile`, all but head and loss is compiled when
+    it first runs.
     """
     from transformers import AutoModelForCausalLM
 
@@ -57,6 +58,8 @@ def build_model(shape: ModelShape, recipe: Recipe, device: str | torch.device = 
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     apply_checkpointing(model, recipe)
+    if recipe.compile:
+        model.base_model.compile()
     model.train()
     return model  # type: ignore[no-any-return]
 

@@ -18,6 +18,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .cuda_rules import as_on_cuda
+from .errors import UserError
 from .fake_ranks import one_of
 from .fields import to_mapping
 from .ledger import PHASES, Ledger
@@ -111,7 +112,12 @@ def ledger_of(timeline: Timeline, view: Literal["run", "traced"]) -> Ledger:
 def trace_timeline(
     shape: ModelShape, workload: Workload, recipe: Recipe, kernels: Kernels, build: Build = build_trainer
 ) -> Timeline:
-    """Trace a model of `shape` as it stands, all of its layers, in the loop that `build` makes."""
+    """Trace a model of `shape` as it stands, all of its layers, in the loop that `build` makes.
+
+    Raises `UserError` for a compiled model, which has fused kernels in place of operators.
+    """
+    if recipe.compile:
+        raise UserError("trace: a compiled model has no operators to trace; run it instead, or set compile: false")
     steps = min(accumulation_steps(workload, recipe), 2)
     on_cuda = as_on_cuda() if kernels == "cuda" else nullcontext()
     with one_of(recipe, shape), FakeTensorMode(allow_non_fake_inputs=True), on_cuda:
