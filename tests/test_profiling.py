@@ -111,3 +111,29 @@ def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path, capsys: Any) -> 
         path.write_text(text)
         assert run(["profile", "--model", "gpt2", "--seq", "8", "--recipe", str(path)]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_each_place_of_an_offloaded_recipe_has_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.yml"
+    recipe.write_text(
+        "micro_batch: 1\nprecision: bf16-mixed\ncheckpointing: full\nranks: 8\nsharding: deepspeed-3\n"
+        "offload: parameters-nvme\n"
+    )
+    arguments = ["--model", "llama-3.1-8b", "--seq", "2048", "--recipe", str(recipe), "--view", "priced"]
+    assert run(["profile", *arguments, "--json", str(tmp_path / "l.json")]) == 0
+    text = capsys.readouterr().out
+    assert "one of 8 ranks (deepspeed-3), priced" in text
+    assert "MiB, host" in text
+    assert "MiB, disk" in text
+    assert "note: DeepSpeed: what DeepSpeed keeps is exact" in " ".join(text.split())
+    assert set(ledger(tmp_path / "l.json").entries) == {"device", "host", "disk"}
+    assert run(["profile", *arguments[:-1], "traced"]) == 2
+    assert "deepspeed-3 has a loop of its own" in capsys.readouterr().err
+
+
+def test_several_ranks_are_profiled_by_trace(tiny: str, tmp_path: Path) -> None:
+    out = tmp_path / "l.json"
+    settings = ["--set", "ranks=4", "--set", "sharding=fsdp", "--set", "precision=bf16-mixed"]
+    assert run(["profile", "--model", tiny, "--seq", "16", *settings, "--view", "traced", "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["workload"]["tokens_per_step"] == 4 * 16
+    assert ledger(out).entries["device"]["backward"]["communication"] > 0
