@@ -133,6 +133,7 @@ def free_port() -> int:
 
 def environment(job: Job, folder: Path) -> dict[str, str]:
     """What the launch adds to the ranks' environment; the job's own goes over it."""
+    from .. import native
     from . import exchange
 
     own = {
@@ -143,6 +144,9 @@ def environment(job: Job, folder: Path) -> dict[str, str]:
         # A crash in native code writes the rank's stack to its log.
         "PYTHONFAULTHANDLER": "1",
     }
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        # Else DeepSpeed compiles anew what the environment has already.
+        own["TORCH_EXTENSIONS_DIR"] = str(native.folder())
     if job.backend is not None:
         own[exchange.BACKEND] = job.backend
     if job.backend == "gloo":

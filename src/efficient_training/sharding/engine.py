@@ -5,7 +5,6 @@ DeepSpeed is imported only here, and takes seconds to. It needs a process group,
 
 import contextlib
 import functools
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import native
 from ..errors import UserError
 from .strategies import MakeOptimizer, Sharded
 from .words import check_strategy
@@ -83,10 +83,12 @@ def engine(
 
 
 def _deepspeed(device: torch.device) -> Any:
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    native.use()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             import deepspeed
+
+            native.load()
     except ImportError as error:
         raise UserError(f"sharding: DeepSpeed cannot be imported ({error}); install the tier's requirements") from None
     from deepspeed.utils import logger
