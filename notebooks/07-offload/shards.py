@@ -19,7 +19,7 @@ def build(width, layers):
 
 
 def shard(model, offload, pinned):
-    """Each linear layer a group of its own; with `offload`, all on the host."""
+    """Each linear layer a unit of its own; with `offload`, all on the host."""
     precision = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16,
         reduce_dtype=torch.float32,
