@@ -234,6 +234,7 @@ BROKEN = [
     ("::: {.column-margin}\nx\n:::", "a block of class column-margin"),
     ("::: {#fig-div}\nx\n\ncaption\n:::", "a block of no class (#fig-div)"),
     ("[x]{.aside}", "a span of class aside"),
+    ("term\n: A definition.\n  (@sec-one)", "a line that begins with (@ is read as a numbered example"),
     ("# Second title", "a page has one title"),
 ]
 GOOD = [

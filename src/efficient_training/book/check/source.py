@@ -113,6 +113,7 @@ class _Walk:
                 case "BlockQuote":
                     yield from self.blocks(content, given, cited)
                 case "BulletList" | "OrderedList":
+                    yield Block(node["t"], content, self.place)
                     for item in content if node["t"] == "BulletList" else content[1]:
                         yield from self.blocks(item, given, cited)
                 case "DefinitionList":

@@ -15,13 +15,16 @@ EXECUTED = re.compile(r"\s*(?:`{3,}|~{3,})\s*\{(?![.#=])\s*(\w+)")
 
 
 def check_syntax(chapter: Chapter) -> Iterator[Problem]:
-    """Raw HTML or LaTeX, executed code, diagrams as code, unknown blocks, and a page without one title."""
+    """Raw HTML or LaTeX, executed code, diagrams as code, unknown blocks and lists, and a page without one title."""
     for block in chapter.blocks:
         line = chapter.line(block.offset)
         if block.type == "Div":
             yield from _div(chapter, block.content[0], line)
         elif block.type == "RawBlock" and not COMMENT.fullmatch(block.content[1]):
             yield Problem(chapter.path, line, _raw(block.content))
+        elif block.type == "OrderedList" and block.content[0][1]["t"] == "Example":
+            message = "a line that begins with (@ is read as a numbered example; put the reference behind a word"
+            yield Problem(chapter.path, line, message)
         elif block.type == "CodeBlock" and "mermaid" in block.content[0][1]:
             message = "a mermaid diagram is outside the subset; draw the figure in a notebook and embed it"
             yield Problem(chapter.path, line, message)
