@@ -104,13 +104,14 @@ def fsdp(
     blocks: Sequence[nn.Module] = (),
     *,
     mesh: DeviceMesh | None = None,
-    reshard_after_forward: bool = True,
+    reshard_after_forward: bool | None = True,
     policy: MixedPrecisionPolicy | None = None,
 ) -> nn.Module:
     """FSDP2: each block a unit, and what is left of `model` (embedding, last norm, head) another; changes `model`.
 
-    Without `reshard_after_forward` every unit keeps its gathered weights until backward is done with them.
-    `fully_shard` itself leaves the outermost unit so by default, since backward begins with it.
+    With `reshard_after_forward` True every unit lets go of its gathered weights after forward, as in theory; with False
+    each keeps them until backward is done with them. None is `fully_shard`'s own default, and what `run` does and
+    `price` counts: only the outermost unit, with which backward begins, keeps them.
     """
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard_after_forward}
     if policy is not None:
