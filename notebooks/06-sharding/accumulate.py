@@ -5,11 +5,12 @@ from contextlib import nullcontext
 
 from model import arguments, batch, build, loss_of, make_optimizer, own
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from efficient_training.launch.worker import worker
 from efficient_training.measure.communication import Communication
-from efficient_training.sharding.held import held, local, storage_bytes
+from efficient_training.sharding.held import held, storage_bytes
 from efficient_training.sharding.strategies import shard
 from efficient_training.sharding.synchronization import no_sync, set_requires_gradient_sync
 
@@ -55,8 +56,26 @@ WAYS = {
 }
 
 
-def accumulate(w, strategy, context, sizes):
-    """Steps of several micro-batches; of the last one, the collectives and the bytes before its last micro-batch."""
+def one_process(w, sizes):
+    """The gradients of the first step, of all ranks' sequences at once, without accumulation."""
+    model = build(sizes, w.device)
+    tokens, targets = (part.to(w.device) for part in batch(sizes["vocabulary"], 4 * MICRO_BATCHES))
+    loss_of(model, tokens, targets).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def furthest(model, reference):
+    """The largest difference of a gradient's element from the reference's, relative to its parameter's largest one."""
+    gradients = (parameter.grad for parameter in model.parameters())
+    whole = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient for gradient in gradients)
+    return max(
+        ((one - right).abs().max() / right.abs().max()).item() for one, right in zip(whole, reference, strict=True)
+    )
+
+
+def accumulate(w, strategy, context, sizes, reference):
+    """Steps of several micro-batches: of the first, how far its gradients are from the reference's; of the last, the
+    collectives, and the bytes held before the last micro-batch."""
     model = build(sizes, w.device)
     sharded = shard(model, strategy, make_optimizer, blocks=model.blocks)
     model = sharded.model
@@ -67,13 +86,14 @@ def accumulate(w, strategy, context, sizes):
                 states = held(model, sharded.optimizer)
                 with context(model, number == MICRO_BATCHES - 1):
                     (loss_of(model, tokens[number], targets[number]) / MICRO_BATCHES).backward()
-            squares = sum(local(parameter.grad).double().square().sum() for parameter in model.parameters())
+        if step == 0:
+            off = furthest(model, reference)
         sharded.step()
     return {
         "calls": communication.calls,
         "bytes": communication.bytes,
         "gradients": states["gradients"],
-        "squares": squares.item(),
+        "off": off,
     }
 
 
@@ -100,11 +120,12 @@ def buckets(w, sizes, view):
 def run(w, sizes):
     for view in (False, True):
         buckets(w, sizes, view)
+    reference = one_process(w, sizes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for name, (strategy, context) in WAYS.items():
             caught.clear()
-            found = accumulate(w, strategy, context, sizes)
+            found = accumulate(w, strategy, context, sizes, reference)
             w.report(
                 of="accumulate", name=name, warnings=sorted({warning.category.__name__ for warning in caught}), **found
             )

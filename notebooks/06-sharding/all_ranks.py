@@ -1,4 +1,4 @@
-"""`states.py`, then `resume.py`, on the largest number of ranks, which start and import their libraries only once.
+"""`states.py`, `resume.py` and `stages.py` on the largest number of ranks, which start and import libraries only once.
 
 By hand: torchrun --standalone --nproc-per-node 4 all_ranks.py ddp fsdp --folder checkpoints --save-every 5
 """
@@ -7,10 +7,13 @@ import argparse
 from pathlib import Path
 
 import resume
+import stages
 import states
 from model import arguments
 
 from efficient_training.launch.worker import worker
+
+IN_FP32 = [name for name, (_, settings) in stages.SETTINGS.items() if "bf16" not in settings]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -22,3 +25,4 @@ if __name__ == "__main__":
     with worker() as w:
         states.run(w, options.strategies, sizes, sequences, steps)
         resume.train(w, options.folder, options.train_to, options.save_after)
+        stages.run(w, sizes, sequences, steps, IN_FP32)

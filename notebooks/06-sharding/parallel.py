@@ -161,6 +161,17 @@ def between_layers(w: Worker, schedule: type, reference: dict[str, torch.Tensor]
     )
 
 
+def too_few(w: Worker) -> None:
+    """Report what 1F1B says to fewer micro-batches than there are stages."""
+    stage = PipelineStage(build(w.device)[w.rank], w.rank, w.ranks, w.device)
+    said = None
+    try:
+        Schedule1F1B(stage, n_microbatches=w.ranks - 1, loss_fn=F.mse_loss)
+    except ValueError as error:
+        said = " ".join(str(error).split())
+    w.report(of="1F1B, too few", micro_batches=w.ranks - 1, stages=w.ranks, said=said)
+
+
 def data(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets, sequences by positions by features."""
     x, target = torch.randn(2, BATCH, SEQUENCE, HIDDEN, generator=torch.Generator().manual_seed(1)).to(device)
@@ -183,7 +194,7 @@ def error(model: nn.Module, reference: dict[str, torch.Tensor]) -> float:
 
 
 def run(w: Worker) -> None:
-    """One process alone, then the four ways."""
+    """One process alone, then every other way."""
     model, (x, target) = build(w.device), data(w.device)
     with saved_tensors(exclude=[*model.parameters(), target]) as saved:
         loss = F.mse_loss(model(x), target)
@@ -197,6 +208,7 @@ def run(w: Worker) -> None:
         within_layers(w, mesh, way, reference)
     for schedule in (ScheduleGPipe, Schedule1F1B):
         between_layers(w, schedule, reference)
+    too_few(w)
 
 
 def main() -> None:

@@ -29,3 +29,4 @@ if __name__ == "__main__":
             part.run(w, sizes)
         two_ranks.run(w)
         stages.run(w, sizes, sequences, steps)
+        stages.default_buffers(w, sizes, sequences)

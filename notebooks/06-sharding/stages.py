@@ -20,12 +20,18 @@ SETTINGS = {
 }
 
 
-def run(w, sizes, sequences, steps):
+def run(w, sizes, sequences, steps, names=tuple(SETTINGS)):
+    """Train under each of the `names`."""
     tokens, targets = (own(part, w) for part in batch(sizes["vocabulary"], sequences))
-    for name, (strategy, settings) in SETTINGS.items():
+    for name in names:
+        strategy, settings = SETTINGS[name]
         sharded = prepare(strategy, sizes, w, **settings)
         w.report(of="stages", name=name, **train(sharded, tokens, targets, steps))
-    # The buffers in which stage 2 collects gradients, at their default size, beside what the step needs otherwise.
+
+
+def default_buffers(w, sizes, sequences):
+    """The buffers in which stage 2 collects gradients, at their default size, beside what the step needs otherwise."""
+    tokens, targets = (own(part, w) for part in batch(sizes["vocabulary"], sequences))
     sharded = prepare("deepspeed-2", sizes, w, bucket=BUCKET)
     with MemoryTracker() as tracker:
         train(sharded, tokens, targets, 1)
@@ -36,3 +42,4 @@ if __name__ == "__main__":
     sizes, sequences, steps, _ = arguments()
     with worker() as w:
         run(w, sizes, sequences, steps)
+        default_buffers(w, sizes, sequences)

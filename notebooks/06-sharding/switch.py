@@ -17,13 +17,14 @@ from torch.utils.data import DataLoader
 
 from efficient_training.errors import UserError
 from efficient_training.launch.worker import Worker, worker
+from efficient_training.sharding.strategies import MakeOptimizer
 
 WIDTH, VOCABULARY, STEPS = 256, 257, 5
 SEQUENCES = 8  # of a step, over all ranks
 SMALL = 100_000  # numbers: up to here DeepSpeed leaves a parameter whole, where its settings do not say otherwise
 
 
-def run(w: Worker, expect: str) -> None:
+def run(w: Worker, expect: str, make_optimizer: MakeOptimizer = make_optimizer) -> None:
     """Train for some steps with whatever accelerate was told, then look at what that was."""
     allow_cpu(w.device)
     accelerator = Accelerator()
@@ -70,7 +71,7 @@ def bytes_here(model: Any, optimizer: Any) -> dict[str, int]:
     # Under ZeRO-3 a parameter itself is empty between steps, unless it is so small that DeepSpeed leaves it whole.
     shards = [weight.ds_tensor for weight in model.parameters() if hasattr(weight, "ds_tensor")]
     weights = [*model.parameters(), *shards]
-    moments = [entry[name] for entry in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    moments = [entry[name] for entry in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq") if name in entry]
     return {"weights": sum(map(local_bytes, weights)), "moments": sum(map(local_bytes, moments))}
 
 

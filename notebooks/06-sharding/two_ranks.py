@@ -19,6 +19,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.commands import launch as accelerate_launch
 from accelerate.state import AcceleratorState
+from accelerate_on_cpu import allow_cpu
+from model import build, make_optimizer
 
 from efficient_training.launch.worker import Worker, worker
 
@@ -44,9 +46,18 @@ def fallback(w: Worker) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def as_generated(config: Path, folder: Path) -> Path:
-    """A copy of a DeepSpeed configuration that says nothing about clipping."""
-    lines = [line for line in config.read_text().splitlines() if "gradient_clipping" not in line]
+def masters(w: Worker) -> None:
+    """Report in which dtype accelerate trains the weights of a model that was loaded in bf16."""
+    allow_cpu(w.device)
+    accelerator = Accelerator()
+    model = build({"width": 64, "blocks": 1, "vocabulary": 257}).to(torch.bfloat16)
+    model, _ = accelerator.prepare(model, make_optimizer(model.parameters()))
+    w.report(of="masters by accelerate", mixed=accelerator.mixed_precision, dtype=str(next(model.parameters()).dtype))
+
+
+def variant(config: Path, folder: Path, key: str, line: str = "") -> Path:
+    """A copy of a configuration with `line` in place of that of a key, or without it."""
+    lines = [line if old.strip().startswith(f"{key}:") else old for old in config.read_text().splitlines()]
     copy = folder / config.name
     copy.write_text("\n".join(lines))
     return copy
@@ -61,8 +72,13 @@ def run(w: Worker) -> None:
         under_accelerate(HERE / "fsdp2.yaml", partial(fallback, w))
     for name in ("ddp", "fsdp2", "zero2", "zero3"):
         under_accelerate(HERE / f"{name}.yaml", partial(switch.run, w, name))
+    by_sgd = partial(switch.run, w, "zero2", partial(torch.optim.SGD, lr=1.0))
+    under_accelerate(HERE / "zero2.yaml", by_sgd)
+    under_accelerate(HERE / "fsdp2.yaml", partial(masters, w))
     with tempfile.TemporaryDirectory() as folder:
-        under_accelerate(as_generated(HERE / "zero2.yaml", Path(folder)), partial(switch.run, w, "zero2"))
+        under_accelerate(variant(HERE / "zero2.yaml", Path(folder), "gradient_clipping"), by_sgd)
+        in_bf16 = variant(HERE / "fsdp2.yaml", Path(folder), "mixed_precision", "mixed_precision: bf16")
+        under_accelerate(in_bf16, partial(masters, w))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,13 @@ from efficient_training.measure.memory import MemoryTracker
 from efficient_training.sharding.held import gathered
 from efficient_training.sharding.strategies import ddp, fsdp, zero1
 
+REPEATS = 5
+
 WAYS = {
     "ddp": ddp,
     "zero1": ddp,
     "blocks": lambda model: fsdp(model, model.blocks),
+    "blocks_default": lambda model: fsdp(model, model.blocks, reshard_after_forward=None),
     "blocks_kept": lambda model: fsdp(model, model.blocks, reshard_after_forward=False),
     "whole": fsdp,
 }
@@ -47,6 +50,7 @@ def peak(model, optimizer, tokens, targets):
             loss.backward()
         with tracker.phase("optimizer step"):
             optimizer.step()
+    model.zero_grad()
     return {"peak": tracker.peak.bytes, "phase": tracker.peak.phase, "components": dict(tracker.peak.components)}
 
 
@@ -59,7 +63,11 @@ def run(w, sizes):
         steps(model, optimizer, tokens, targets, 2)
         with Communication(floor=16) as communication, Gathered(model) as most:
             steps(model, optimizer, tokens, targets, 1)
-        tracked = peak(model, getattr(optimizer, "optim", optimizer), tokens, targets)
+        # The least of several: now and then a thread of gloo lets go of a buffer only after the next one is there.
+        tracked = min(
+            (peak(model, getattr(optimizer, "optim", optimizer), tokens, targets) for _ in range(REPEATS)),
+            key=lambda one: one["peak"],
+        )
         w.report(
             of="wrapping",
             name=name,
