@@ -84,6 +84,7 @@ bench: .venv/cpu/.installed-dev .venv/cpu/.native  ## performance against peers,
 	$(DEV)/python benchmarks/price_rate.py
 	$(DEV)/python benchmarks/against_trainer.py
 	$(DEV)/python benchmarks/sharded_loops.py
+	$(DEV)/python benchmarks/packing_rate.py
 
 system:  ## install the optional system packages (Chromium, SLURM, libaio), where apt and root are there
 	@sh environments/system.sh
