@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from .samples import MOVING, SILENT, Phase, Sample, Storage
@@ -181,9 +181,8 @@ class MemoryTracker(TorchDispatchMode):
             return NotImplemented  # it is torn into plain operators first, on the tensors of this rank
         forward, operator = self._in_forward(), func.name()
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self._see(tensor, func, args, kwargs, forward)
+        for tensor in _tensors(out):
+            self._see(tensor, func, args, kwargs, forward)
         if operator.startswith(MOVING):
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, torch.Tensor) and (entry := self._live.get(id(leaf.untyped_storage()))):
@@ -276,9 +275,8 @@ class MemoryTracker(TorchDispatchMode):
         for parameter in self._parameters:
             self._name_gradient(parameter)
         for state in self._optimizer.state.values() if self._optimizer is not None else ():
-            for leaf in tree_leaves(state):
-                if isinstance(leaf, torch.Tensor):
-                    self._name(leaf, "optimizer state")
+            for tensor in _tensors(state):
+                self._name(tensor, "optimizer state")
         for component, tensors in self._named.items():
             for tensor in tensors() if callable(tensors) else tensors:
                 self._name(tensor, component)
@@ -289,5 +287,14 @@ def _is_sharded(kind: type) -> bool:
     return hasattr(kind, "_local_tensor")
 
 
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among `values`; of one made of others (torchao's quantized state), those that hold its bytes."""
+    for leaf in tree_leaves(values):
+        if is_traceable_wrapper_subclass(leaf):
+            yield from _tensors([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
 def _is_view(storage: torch.UntypedStorage, inputs: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.untyped_storage() is storage for leaf in tree_leaves(inputs))
+    return any(tensor.untyped_storage() is storage for tensor in _tensors(inputs))
