@@ -1,5 +1,7 @@
 import pytest
 import torch
+from bitsandbytes import functional as bnb_functional
+from torchao.optim import quant_utils
 
 from efficient_training.blockwise import (
     CPU_TABLE_CELLS,
@@ -10,10 +12,7 @@ from efficient_training.blockwise import (
     quantize_through_table,
 )
 from efficient_training.errors import UserError
-from efficient_training.quiet import imported
 
-bnb_functional = imported("bitsandbytes.functional")
-quant_utils = imported("torchao.optim.quant_utils")
 BOTH = pytest.mark.parametrize("signed", [True, False])
 
 

@@ -4,6 +4,7 @@ import sys
 import warnings
 from typing import Any
 
+import bitsandbytes as bnb
 import pytest
 import torch
 from torch import nn
@@ -12,9 +13,6 @@ from efficient_training.errors import UserError
 from efficient_training.measure.memory import MemoryTracker
 from efficient_training.optimizer_state import WORDS, Word, held_bytes, muon_takes, state_bytes
 from efficient_training.optimizers import InBackward, Lion, Named, Together, build
-from efficient_training.quiet import imported
-
-bnb = imported("bitsandbytes")
 
 
 @pytest.fixture(autouse=True)

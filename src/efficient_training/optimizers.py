@@ -3,6 +3,7 @@
 What each of them keeps, in bytes, stands in `optimizer_state`.
 """
 
+import importlib
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,6 @@ from torch.optim import Optimizer
 
 from .errors import UserError
 from .optimizer_state import Word, check_word, muon_takes
-from .quiet import imported
 
 Named = Mapping[str, torch.nn.Parameter]
 
@@ -74,7 +74,7 @@ _TORCHAO = {"torchao-adamw8bit": "AdamW8bit", "torchao-adamw4bit": "AdamW4bit", 
 
 def _package(name: str, word: str) -> Any:
     try:
-        return imported(name)
+        return importlib.import_module(name)
     except ImportError:
         package = name.partition(".")[0]
         raise UserError(f"optimizer {word} needs {package}, which is not installed: pip install {package}") from None

@@ -6,15 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import DataCollatorWithFlattening, Qwen2Config, Qwen2ForCausalLM
 
 from efficient_training.errors import UserError
 from efficient_training.losses import IGNORE
 from efficient_training.packing.attention import IMPLEMENTATION, document_attention
 from efficient_training.packing.batch import block_mask, document_starts, model_inputs, packed_batch
-from efficient_training.quiet import quiet
-
-with quiet():
-    from transformers import DataCollatorWithFlattening, Qwen2Config, Qwen2ForCausalLM
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
