@@ -3,16 +3,16 @@
 import warnings
 from contextlib import nullcontext
 
-from model import arguments, batch, build, loss_of, make_optimizer, own
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-
 from efficient_training.launch.worker import worker
 from efficient_training.measure.communication import Communication
 from efficient_training.sharding.held import held, storage_bytes
 from efficient_training.sharding.strategies import shard
 from efficient_training.sharding.synchronization import no_sync, set_requires_gradient_sync
+
+from model import arguments, batch, build, loss_of, make_optimizer, own
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 STEPS, MICRO_BATCHES = 3, 4
 

@@ -6,12 +6,12 @@ By hand: torchrun --standalone --nproc-per-node 4 all_ranks.py ddp fsdp --folder
 import argparse
 from pathlib import Path
 
+from efficient_training.launch.worker import worker
+
 import resume
 import stages
 import states
 from model import arguments
-
-from efficient_training.launch.worker import worker
 
 IN_FP32 = [name for name, (_, settings) in stages.SETTINGS.items() if "bf16" not in settings]
 

@@ -1,11 +1,11 @@
 """The norm of all gradients, when each rank has a part of them: the right ways, and the ways that look right."""
 
-import torch
-from model import arguments, batch, build, loss_of, make_optimizer, own
-
 from efficient_training.launch.worker import worker
 from efficient_training.sharding.held import local
 from efficient_training.sharding.strategies import shard
+
+import torch
+from model import arguments, batch, build, loss_of, make_optimizer, own
 
 LARGEST = 0.1  # the norm to clip to
 

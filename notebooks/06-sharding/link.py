@@ -3,12 +3,12 @@
 import time
 from statistics import median
 
+from efficient_training.launch.worker import worker
+from efficient_training.sharding.strategies import shard
+
 import torch
 import torch.distributed as dist
 from model import arguments, batch, build, loss_of, make_optimizer, own
-
-from efficient_training.launch.worker import worker
-from efficient_training.sharding.strategies import shard
 
 SMALL, LARGE = 256, 4_000_000  # numbers in fp32
 REPEATS = 7

@@ -2,14 +2,14 @@
 
 from functools import partial
 
-import torch
-from model import arguments, batch, build, loss_of, make_optimizer, own
-from torch.distributed.fsdp import MixedPrecisionPolicy
-
 from efficient_training.launch.worker import worker
 from efficient_training.measure.communication import Communication
 from efficient_training.sharding.held import held, local
 from efficient_training.sharding.strategies import shard
+
+import torch
+from model import arguments, batch, build, loss_of, make_optimizer, own
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 BF16, FP32 = torch.bfloat16, torch.float32
 POLICIES = {

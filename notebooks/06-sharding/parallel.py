@@ -6,6 +6,10 @@ Each way reports its loss and how far its gradients are from one process's, what
 the split within layers, what it communicates.
 """
 
+from efficient_training.launch.worker import Worker, worker
+from efficient_training.measure.communication import Communication
+from efficient_training.measure.saved import saved_tensors
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -21,10 +25,6 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-
-from efficient_training.launch.worker import Worker, worker
-from efficient_training.measure.communication import Communication
-from efficient_training.measure.saved import saved_tensors
 
 HIDDEN, HEAD, FFN, BLOCKS = 64, 16, 256, 4
 BATCH, SEQUENCE, MICRO_BATCHES = 8, 32, 4

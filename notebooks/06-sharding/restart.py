@@ -12,10 +12,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from efficient_training.launch.worker import worker
+
 import resume
 import torch.distributed.checkpoint as dcp
-
-from efficient_training.launch.worker import worker
 
 
 def die() -> None:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from efficient_training.errors import UserError
+from efficient_training.launch.worker import Worker, worker
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -20,9 +23,6 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
-
-from efficient_training.errors import UserError
-from efficient_training.launch.worker import Worker, worker
 
 VOCABULARY, SEQUENCES, LENGTH = 257, 8, 32  # entries; sequences of a step, over all ranks; tokens of each
 

@@ -7,6 +7,8 @@ Each of them runs alone too.
 
 import argparse
 
+from efficient_training.launch.worker import worker
+
 import accumulate
 import clipping
 import link
@@ -16,8 +18,6 @@ import states
 import two_ranks
 import wrapping
 from model import arguments
-
-from efficient_training.launch.worker import worker
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,11 +1,11 @@
 """DeepSpeed's ZeRO stages, on the model and batch of `states.py`, as they come by default and with other settings."""
 
-from model import arguments, batch, own
-from states import prepare, train
-
 from efficient_training.launch.worker import worker
 from efficient_training.measure.memory import MemoryTracker
 from efficient_training.sharding.engine import BUCKET
+
+from model import arguments, batch, own
+from states import prepare, train
 
 SETTINGS = {
     "stage1": ("deepspeed-1", {}),

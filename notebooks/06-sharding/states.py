@@ -6,14 +6,14 @@ By hand: torchrun --nproc-per-node 2 06-sharding/states.py ddp zero1 fsdp
 import argparse
 from contextlib import nullcontext
 
-import torch.distributed as dist
-from model import arguments, batch, build, loss_of, make_optimizer, own
-
 from efficient_training.launch.worker import worker
 from efficient_training.measure.communication import Communication
 from efficient_training.sharding.engine import engine
 from efficient_training.sharding.held import held
 from efficient_training.sharding.strategies import shard
+
+import torch.distributed as dist
+from model import arguments, batch, build, loss_of, make_optimizer, own
 
 
 def prepare(strategy, sizes, w, bf16=False, bucket=1_000_000, zero=None):

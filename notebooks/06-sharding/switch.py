@@ -9,15 +9,15 @@ something else: asked for what it cannot do, accelerate does something less with
 import argparse
 from typing import Any
 
+from efficient_training.errors import UserError
+from efficient_training.launch.worker import Worker, worker
+from efficient_training.sharding.strategies import MakeOptimizer
+
 import torch
 from accelerate import Accelerator
 from accelerate_on_cpu import allow_cpu
 from model import build, loss_of, make_optimizer
 from torch.utils.data import DataLoader
-
-from efficient_training.errors import UserError
-from efficient_training.launch.worker import Worker, worker
-from efficient_training.sharding.strategies import MakeOptimizer
 
 WIDTH, VOCABULARY, STEPS = 256, 257, 5
 SEQUENCES = 8  # of a step, over all ranks

@@ -9,14 +9,14 @@ the reference.
 import argparse
 from typing import Any
 
+from efficient_training.errors import UserError
+from efficient_training.launch.worker import Worker, worker
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from efficient_training.errors import UserError
-from efficient_training.launch.worker import Worker, worker
 
 VOCABULARY, WIDTH, POSITIONS = 64, 32, 128
 IGNORED = -100  # the label of a position that has no target: padding, or a prompt

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from efficient_training.launch.worker import Worker, worker
+
 import parallel
 import switch
 import tokens
@@ -21,8 +23,6 @@ from accelerate.commands import launch as accelerate_launch
 from accelerate.state import AcceleratorState
 from accelerate_on_cpu import allow_cpu
 from model import build, make_optimizer
-
-from efficient_training.launch.worker import Worker, worker
 
 HERE = Path(__file__).parent
 

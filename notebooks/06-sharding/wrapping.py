@@ -1,13 +1,13 @@
 """FSDP2 in units of one block, or the whole model as one unit: calls, gathered weights, and the peak of a step."""
 
-from model import arguments, batch, build, loss_of, make_optimizer, own
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from efficient_training.launch.worker import worker
 from efficient_training.measure.communication import Communication
 from efficient_training.measure.memory import MemoryTracker
 from efficient_training.sharding.held import gathered
 from efficient_training.sharding.strategies import ddp, fsdp, zero1
+
+from model import arguments, batch, build, loss_of, make_optimizer, own
+from torch.utils._python_dispatch import TorchDispatchMode
 
 REPEATS = 5
 

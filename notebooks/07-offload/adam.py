@@ -6,12 +6,12 @@ import os
 from efficient_training import native
 
 native.use()
-import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam
-
 from efficient_training.launch.worker import worker
 from efficient_training.measure.rates import update_rate
 from efficient_training.measure.timing import time_steps
+
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 
 def rate(make, parameters):

@@ -5,16 +5,16 @@ import contextlib
 import os
 import resource
 
+from efficient_training import native
+from efficient_training.errors import UserError
+from efficient_training.launch.worker import worker
+from efficient_training.offload.swap import prepare_folder, swapped_bytes, watch
+
 import deepspeed
 import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.utils import safe_get_full_fp32_param
 from places import arguments, start, train
-
-from efficient_training import native
-from efficient_training.errors import UserError
-from efficient_training.launch.worker import worker
-from efficient_training.offload.swap import prepare_folder, swapped_bytes, watch
 
 
 def no_libaio(given):

@@ -8,14 +8,14 @@ from pathlib import Path
 from efficient_training import native
 
 native.use()  # before DeepSpeed is imported: where its extensions are, and what to run on
+from efficient_training.launch.worker import worker
+from efficient_training.offload.held import held
+from efficient_training.offload.swap import Swapped, largest_parameter, prepare_folder, swap_plan, watch
+
 import deepspeed
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from efficient_training.launch.worker import worker
-from efficient_training.offload.held import held
-from efficient_training.offload.swap import Swapped, largest_parameter, prepare_folder, swap_plan, watch
 
 
 def build(width, layers):

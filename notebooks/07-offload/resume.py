@@ -1,10 +1,10 @@
 """Go on from the checkpoints that places.py saved, in a new process, and report the losses."""
 
-from places import arguments, start, train
-
 from efficient_training import native
 from efficient_training.launch.worker import worker
 from efficient_training.offload.swap import watch
+
+from places import arguments, start, train
 
 if __name__ == "__main__":
     given = arguments()

@@ -2,13 +2,13 @@
 
 import argparse
 
+from efficient_training.launch.worker import worker
+from efficient_training.sharding.held import local, storage_bytes
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn import functional as F
-
-from efficient_training.launch.worker import worker
-from efficient_training.sharding.held import local, storage_bytes
 
 
 def build(width, layers):
