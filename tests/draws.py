@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 from efficient_training.models import FAMILIES, ModelShape
-from efficient_training.recipe import PRECISIONS, Attention, Checkpointing, Recipe
+from efficient_training.recipe import PRECISIONS, Attention, Checkpointing, Recipe, Sharding
 from efficient_training.workload import Workload
 
 
@@ -46,7 +46,8 @@ def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | 
     """As `draw`, over several ranks: DDP, ZeRO-1, FSDP2 with and without resharding, and HSDP (not of two ranks)."""
     workload, recipe = draw(seed, deepest, small)
     rng = random.Random(7 * seed + 1)
-    sharding = rng.choice(["ddp", "zero1", "fsdp", "fsdp", "fsdp-no-reshard", "hsdp" if ranks != 2 else "fsdp"])
+    choices: list[Sharding] = ["ddp", "zero1", "fsdp", "fsdp", "fsdp-no-reshard", "hsdp" if ranks != 2 else "fsdp"]
+    sharding = rng.choice(choices)
     replicas = (2 if ranks else rng.choice([2, 3])) if sharding == "hsdp" else 1
     count = ranks or (replicas * rng.choice([2, 4, 5]) if replicas > 1 else rng.choice([2, 3, 4, 8, 64]))
     sharded = replace(

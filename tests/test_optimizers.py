@@ -4,7 +4,7 @@ import sys
 import warnings
 from typing import Any
 
-import bitsandbytes as bnb
+import bitsandbytes
 import pytest
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from efficient_training.errors import UserError
 from efficient_training.measure.memory import MemoryTracker
 from efficient_training.optimizer_state import WORDS, Word, held_bytes, muon_takes, state_bytes
 from efficient_training.optimizers import InBackward, Lion, Named, Together, build
+
+bnb: Any = bitsandbytes  # its names are not exported as a type checker asks
 
 
 @pytest.fixture(autouse=True)

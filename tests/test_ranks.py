@@ -73,7 +73,7 @@ def test_owners_are_those_of_torch() -> None:
     store: Any = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1.0)
+        optimizer: Any = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1.0)
         optimizer._clear_cache()
         optimizer.world_size = 4
         theirs = [
@@ -89,7 +89,7 @@ def test_owners_are_those_of_torch() -> None:
 def test_every_sharding_makes_the_steps_of_one_process() -> None:
     """Losses over five steps: fp32 sums in another order, so equal up to rounding."""
     cases = [
-        (Workload(QWEN, 24, 24 * 8), Recipe(2, ranks=2, sharding=sharding))  # type: ignore[arg-type]
+        (Workload(QWEN, 24, 24 * 8), Recipe(2, ranks=2, sharding=sharding))
         for sharding in ("ddp", "zero1", "fsdp", "fsdp-no-reshard")
     ]
     alone = replace(cases[0][1], ranks=1, sharding="none")

@@ -43,7 +43,7 @@ def test_what_is_kept_is_exact_and_backward_is_bounded() -> None:
         ledger = price(Workload(LLAMA, SEQUENCE, SEQUENCE * 4), recipe)
         for phase in ("forward", "optimizer step"):
             # A few scalars, and stage 3 in fp32 holds 5 KiB more.
-            assert ledger.phase_peak(phase) == pytest.approx(measured[phase], rel=2e-3), (recipe, phase)  # type: ignore[arg-type]
+            assert ledger.phase_peak(phase) == pytest.approx(measured[phase], rel=2e-3), (recipe, phase)
         assert measured["backward"] <= ledger.phase_peak("backward") <= 1.25 * measured["backward"], recipe
 
 
