@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 from efficient_training.models import FAMILIES, ModelShape
-from efficient_training.recipe import PRECISIONS, Attention, Checkpointing, Recipe, Sharding
+from efficient_training.recipe import FSDP, PRECISIONS, Attention, Checkpointing, Recipe, Sharding
 from efficient_training.workload import Workload
 
 
@@ -40,6 +40,18 @@ def draw(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Re
     )
     sequence = rng.choice([1, 7, 16, 33, 64, 100] if small or attention == "math" else [1, 7, 16, 33, 100, 250, 600])
     return Workload(shape, sequence, sequence * recipe.micro_batch * rng.choice([1, 1, 2, 3])), recipe
+
+
+def draw_offloaded(
+    seed: int, deepest: int = 7, small: bool = False, ranks: int | None = None
+) -> tuple[Workload, Recipe]:
+    """As `draw`, or as `draw_sharded` where the seed is odd, with saved tensors or shards on the host, or both."""
+    workload, recipe = draw_sharded(seed, deepest, small, ranks) if seed % 2 or ranks else draw(seed, deepest, small)
+    rng = random.Random(11 * seed + 3)
+    shards = recipe.sharding in FSDP and rng.random() < 0.7
+    if not shards or rng.random() < 0.5:
+        recipe = replace(recipe, checkpointing="none", checkpoint_every=1, offload_activations=True)
+    return workload, replace(recipe, offload="parameters" if shards else "none")
 
 
 def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | None = None) -> tuple[Workload, Recipe]:

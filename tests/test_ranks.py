@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from draws import draw_sharded
+from draws import draw_offloaded, draw_sharded
 
 from efficient_training.errors import UserError
 from efficient_training.measured_ranks import ledgers_on_ranks, losses_on_ranks
@@ -26,14 +26,24 @@ STATES = ("weights", "optimizer state")
 @pytest.mark.parametrize("ranks", [2, 4] if SOAK else [2])
 def test_a_trace_is_the_fullest_rank_on_real_processes_to_the_byte(ranks: int) -> None:
     cases = [draw_sharded(seed, deepest=3, small=True, ranks=ranks) for seed in range(500, 560 if SOAK else 512)]
+    cases += [draw_offloaded(seed, deepest=3, small=True, ranks=ranks) for seed in range(600, 640 if SOAK else 608)]
     for (workload, recipe), by_rank in zip(cases, ledgers_on_ranks(cases, timeout_s=600), strict=True):
         timeline = trace_timeline(workload.model, workload, recipe, "cpu")
         entries = [ledger.entries for ledger in by_rank]
         fullest = ledger_of(timeline, "run").entries
         assert fullest in entries, (workload, recipe)
         for ledger in by_rank:  # the others hold less, or as much
-            for phase, components in ledger.entries["device"].items():
-                assert all(components[name] <= fullest["device"][phase][name] for name in STATES), (workload, recipe)
+            for place, phases in ledger.entries.items():
+                for phase, components in phases.items():
+                    largest = fullest[place][phase]
+                    assert all(components.get(name, 0) <= largest.get(name, 0) for name in STATES), (workload, recipe)
+
+
+@pytest.mark.parametrize("seed", range(2100, 2124 if SOAK else 2103))
+def test_a_deep_offloaded_model_follows_from_two_shallow_ones(seed: int) -> None:
+    workload, recipe = draw_offloaded(seed, deepest=12)
+    full = ledger_of(trace_timeline(workload.model, workload, recipe, "cuda"), "traced")
+    assert trace(workload, recipe).entries == full.entries, (workload, recipe)
 
 
 @pytest.mark.parametrize("seed", range(2000, 2024 if SOAK else 2007))
@@ -92,6 +102,7 @@ def test_every_sharding_makes_the_steps_of_one_process() -> None:
         (Workload(QWEN, 24, 24 * 8), Recipe(2, ranks=2, sharding=sharding))
         for sharding in ("ddp", "zero1", "fsdp", "fsdp-no-reshard")
     ]
+    cases.append((cases[0][0], replace(cases[2][1], offload="parameters", offload_activations=True)))
     alone = replace(cases[0][1], ranks=1, sharding="none")
     trainer = _seeded(alone)
     torch.manual_seed(1)

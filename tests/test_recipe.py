@@ -71,6 +71,10 @@ def test_a_workload_travels_through_yaml_with_its_model() -> None:
             "sharding fsdp has no offload optimizer; sharding that has: deepspeed-1, deepspeed-2, deepspeed-3",
         ),
         (
+            {"micro_batch": 1, "offload_activations": True, "compile": True},
+            "offload_activations needs compile: false",
+        ),
+        (
             {"micro_batch": 1, "offload_activations": True, "checkpointing": "full"},
             "offload_activations needs checkpointing none, got full",
         ),

@@ -21,7 +21,7 @@ class PlainTrainer(Trainer):
         dtype, model = AUTOCAST.get(self.recipe.precision), cast(Any, self.model)
         losses = []
         for ids in window:
-            with phase("forward"), torch.autocast(ids.device.type, dtype, enabled=dtype is not None):
+            with phase("forward"), self.saving, torch.autocast(ids.device.type, dtype, enabled=dtype is not None):
                 outputs = model(input_ids=ids, labels=ids)
                 loss = outputs.loss / len(window)
             with phase("backward"):
@@ -40,4 +40,4 @@ class PlainTrainer(Trainer):
 def build_plain(shape: ModelShape, recipe: Recipe, device: str | torch.device = "cpu") -> PlainTrainer:
     """As `build_trainer`, with the plain loop."""
     made = build_trainer(shape, recipe, device)
-    return PlainTrainer(made.model, made.optimizer, made.recipe, made.scaler)
+    return PlainTrainer(made.model, made.optimizer, made.recipe, made.scaler, made.saving)

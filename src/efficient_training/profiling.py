@@ -96,7 +96,8 @@ def profile(workload: Workload, recipe: Recipe, view: View) -> tuple[Ledger, "Ti
     if view == "traced":
         timeline = trace_timeline(workload.model, workload, recipe, "cuda")
         return ledger_of(timeline, "traced"), timeline
-    _check_fits(trace(workload, recipe, "cpu").peak() * recipe.ranks)
+    expected = trace(workload, recipe, "cpu")
+    _check_fits((expected.peak() + expected.peak("host")) * recipe.ranks)
     if recipe.ranks > 1:
         from .measured_ranks import ledgers_on_ranks
 

@@ -5,7 +5,7 @@ its backward is done. Ranks may have unequal numbers of tokens; every rank's sum
 all of them, and multiplied by their number, as gradients are averaged.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -14,12 +14,15 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from .blocks import block_list
 from .errors import UserError
+from .host import SavedOnHost
+from .host_shards import kept_on_host, shards_on_host
+from .measure.places import in_host_memory
 from .recipe import FSDP, Recipe
 from .run import PhaseContext, Trainer, _no_phase, adamw_flags, build_optimizer, loss_of
 
@@ -48,7 +51,8 @@ class RankTrainer(Trainer):
 
     def step(self, window: Any, phase: PhaseContext = _no_phase) -> torch.Tensor:
         """As `Trainer.step`, over the windows of all ranks; the mean loss a token of all of them."""
-        loss = super().step(window, phase) / self.recipe.ranks
+        with shards_on_host() if self.recipe.offload != "none" else nullcontext():
+            loss = super().step(window, phase) / self.recipe.ranks
         dist.all_reduce(loss)
         return loss
 
@@ -68,10 +72,18 @@ class RankTrainer(Trainer):
         """FSDP2's gathered parameters, once they have been gathered: they get the gradients, to be reduced."""
         return list(_gathered(self.model))
 
-    def _tokens(self, own: int) -> float:
+    def on_host(self) -> Iterable[torch.Tensor]:
+        """FSDP2's shards, their gradients and the optimizer's state, where the recipe offloads them."""
+        return [] if self.recipe.offload == "none" else kept_on_host(self.model, self.optimizer)
+
+    def _updating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.recipe.offload == "none" else in_host_memory()
+
+    def _tokens(self, window: Sequence[torch.Tensor]) -> float:
+        own = super()._tokens(window)
         if dist.get_backend() == FAKE:
             return own
-        tokens = torch.tensor(own, device=next(self.model.parameters()).device)
+        tokens = torch.tensor(own, device=window[0].device)
         dist.all_reduce(tokens)
         return int(tokens) / self.recipe.ranks
 
@@ -84,15 +96,15 @@ class RankTrainer(Trainer):
         return cast(torch.Tensor, self.model(ids, target))
 
 
-def build_for_ranks(model: nn.Module, recipe: Recipe, scaler: torch.amp.GradScaler | None) -> RankTrainer:
+def build_for_ranks(
+    model: nn.Module, recipe: Recipe, scaler: torch.amp.GradScaler | None, saving: AbstractContextManager[Any]
+) -> RankTrainer:
     """The part of this process in training `model` over the ranks of its process group.
 
-    Raises `UserError` where there is no group, one of another size, or no loop of ours for this sharding or offload.
+    Raises `UserError` where there is no group, one of another size, or no loop of ours for this sharding.
     """
     if recipe.sharding not in ("ddp", "zero1", *FSDP):
         raise UserError(f"run: sharding {recipe.sharding} has a loop of its own, DeepSpeed's engine; price it instead")
-    if recipe.offload != "none":
-        raise UserError(f"run: offload {recipe.offload} is not offered by this loop; price it instead")
     if not dist.is_initialized() or dist.get_world_size() != recipe.ranks:
         found = dist.get_world_size() if dist.is_initialized() else "none"
         raise UserError(
@@ -101,13 +113,15 @@ def build_for_ranks(model: nn.Module, recipe: Recipe, scaler: torch.amp.GradScal
     whole = WithLoss(model, recipe)
     if recipe.sharding in FSDP:
         shard(whole, recipe)
-        return RankTrainer(whole, build_optimizer(whole, recipe), recipe, scaler)
+        if isinstance(saving, SavedOnHost):
+            _keep_gathered(whole, saving)
+        return RankTrainer(whole, build_optimizer(whole, recipe), recipe, scaler, saving)
     wrapped = _distributed(whole)
     if recipe.sharding == "ddp":
-        return RankTrainer(wrapped, build_optimizer(wrapped, recipe), recipe, scaler)
+        return RankTrainer(wrapped, build_optimizer(wrapped, recipe), recipe, scaler, saving)
     trainable = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     optimizer = ZeroRedundancyOptimizer(trainable, torch.optim.AdamW, lr=1e-4, **adamw_flags(recipe))
-    return RankTrainer(wrapped, optimizer, recipe, scaler)
+    return RankTrainer(wrapped, optimizer, recipe, scaler, saving)
 
 
 def shard(whole: WithLoss, recipe: Recipe) -> None:
@@ -115,13 +129,25 @@ def shard(whole: WithLoss, recipe: Recipe) -> None:
 
     The rest is the embedding, the final norm and the head, which the root module holds from forward to backward.
     """
-    mesh = device_mesh(next(whole.parameters()).device.type, recipe)
+    device = next(whole.parameters()).device.type
     mixed = recipe.precision == "bf16-mixed"
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    common: dict[str, Any] = {
+        "mesh": device_mesh(device, recipe),
+        "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy(),
+    }
+    if recipe.offload != "none":
+        common["offload_policy"] = CPUOffloadPolicy(pin_memory=device != "cpu")
     owner, name = block_list(whole.model)
     for segment in getattr(owner, name):
-        fully_shard(segment, mesh=mesh, mp_policy=policy, reshard_after_forward=recipe.sharding != "fsdp-no-reshard")
-    fully_shard(whole, mesh=mesh, mp_policy=policy)
+        fully_shard(segment, reshard_after_forward=recipe.sharding != "fsdp-no-reshard", **common)
+    fully_shard(whole, **common)
+
+
+def _keep_gathered(whole: nn.Module, saving: SavedOnHost) -> None:
+    """Before each unit's forward, when FSDP2 has gathered its weights, tell `saving` that they are weights."""
+    for module in whole.modules():
+        if isinstance(module, FSDPModule):
+            module.register_forward_pre_hook(lambda unit, inputs: saving.keep(_gathered(unit)))
 
 
 def device_mesh(device: str, recipe: Recipe) -> DeviceMesh:

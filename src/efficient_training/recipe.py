@@ -58,7 +58,7 @@ class Recipe:
     - `precision: bf16-mixed`: weights are gathered and used in bf16, their masters, gradients after the reduction and
       optimizer state are fp32 (FSDP2's `MixedPrecisionPolicy`, DeepSpeed's `bf16`).
     - `offload`: what is kept in host memory, or (`-nvme`) on disk: optimizer state, or parameters with it.
-    - `offload_activations`: tensors saved for backward wait in host memory.
+    - `offload_activations`: tensors saved for backward wait in host memory, but for weights.
     """
 
     micro_batch: int
@@ -90,6 +90,8 @@ class Recipe:
                 f"recipe: sharding {self.sharding} does not train in precision {self.precision}; choose "
                 f"{', '.join(PRECISIONS[self.sharding])}"
             )
+        if self.compile and self.offload_activations:
+            raise UserError("recipe: offload_activations needs compile: false; the compiler decides what it saves")
         if self.offload_activations and self.checkpointing != "none":
             raise UserError(
                 f"recipe: offload_activations needs checkpointing none, got {self.checkpointing}: a checkpoint holds "

@@ -1,6 +1,6 @@
 """One training step, and the model and optimizer for it: the loop that is run, and traced, everywhere in the book."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,7 +10,7 @@ from torch import nn
 
 from .attention import implementation
 from .blocks import apply_checkpointing
-from .errors import UserError
+from .host import SavedOnHost
 from .losses import IGNORE, shift_labels, token_loss_sum
 from .models import ModelShape
 from .recipe import Recipe
@@ -76,12 +76,16 @@ def build_optimizer(model: nn.Module, recipe: Recipe, lr: float = 1e-4) -> torch
 
 @dataclass
 class Trainer:
-    """A model, its optimizer and, under fp16, its gradient scaler: all that a step needs."""
+    """A model, its optimizer and, under fp16, its gradient scaler: all that a step needs.
+
+    `saving` is entered around each forward pass, for what that saves.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     recipe: Recipe
     scaler: torch.amp.GradScaler | None = field(default=None)
+    saving: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     def step(self, window: Sequence[torch.Tensor], phase: PhaseContext = _no_phase) -> torch.Tensor:
         """One optimizer step over a window of micro-batches of token ids (sequences, tokens); their mean loss a token.
@@ -90,17 +94,17 @@ class Trainer:
         is that of the window as one batch. `phase` gets the names `forward`, `backward` and `optimizer step`.
         """
         targets = [shift_labels(ids) for ids in window]
-        tokens = self._tokens(sum(int(ids.shape[0] * (ids.shape[1] - 1)) for ids in window))
+        tokens = self._tokens(window)
         total: torch.Tensor | None = None
         for number, (ids, target) in enumerate(zip(window, targets, strict=True), 1):
             with self._reducing(last=number == len(window)):
-                with phase("forward"):
+                with phase("forward"), self.saving:
                     loss = self._loss(ids, target) / tokens
                 with phase("backward"):
                     (self.scaler.scale(loss) if self.scaler else loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
             del loss
-        with phase("optimizer step"):
+        with phase("optimizer step"), self._updating():
             if self.scaler:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
@@ -123,9 +127,17 @@ class Trainer:
         """Parameters beside the model's own that get gradients; gathered ones under FSDP."""
         return []
 
-    def _tokens(self, own: int) -> float:
+    def _updating(self) -> AbstractContextManager[None]:
+        """Around the optimizer's step."""
+        return nullcontext()
+
+    def on_host(self) -> Iterable[torch.Tensor]:
+        """Tensors in host memory that outlive a micro-batch; none but under FSDP2's offload."""
+        return []
+
+    def _tokens(self, window: Sequence[torch.Tensor]) -> float:
         """By what the summed loss is divided: the predicted tokens of the window."""
-        return own
+        return sum(int(ids.shape[0] * (ids.shape[1] - 1)) for ids in window)
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of one micro-batch, the last or not."""
@@ -147,19 +159,18 @@ def loss_of(model: nn.Module, ids: torch.Tensor, target: torch.Tensor, recipe: R
 def build_trainer(shape: ModelShape, recipe: Recipe, device: str | torch.device = "cpu") -> Trainer:
     """Model, optimizer and scaler for `recipe`; with several ranks, this process's part of them.
 
-    Raises `UserError` where there is no process group of the recipe's ranks, or for `offload_activations`.
+    Raises `UserError` where there is no process group of the recipe's ranks.
     """
-    if recipe.offload_activations:
-        raise UserError("run: offload_activations has no loop here; price it instead, and see the chapter on offload")
     model = build_model(shape, recipe, device)
     scaler = None
     if recipe.precision == "fp16-autocast":
         scaler = torch.amp.GradScaler(torch.device(device).type)
+    saving = SavedOnHost(model.parameters()) if recipe.offload_activations else nullcontext()
     if recipe.sharding == "none":
-        return Trainer(model, build_optimizer(model, recipe), recipe, scaler)
+        return Trainer(model, build_optimizer(model, recipe), recipe, scaler, saving)
     from .ranks import build_for_ranks
 
-    return build_for_ranks(model, recipe, scaler)
+    return build_for_ranks(model, recipe, scaler, saving)
 
 
 __all__ = ["IGNORE", "Trainer", "build_model", "build_optimizer", "build_trainer", "hugging_face_config", "loss_of"]

@@ -8,7 +8,7 @@ from .ledger import PHASES, Ledger
 from .measure.samples import Sample
 from .models import ModelShape
 from .recipe import Recipe
-from .trace import Timeline, _affine, deep_timeline, ledger_of
+from .trace import Timeline, affine, deep_timeline, ledger_of
 from .workload import Workload
 
 FEW, MORE = 2, 3
@@ -27,10 +27,7 @@ class Sweep:
         if micro_batch < FEW:
             raise UserError(f"sweep: micro_batch must be at least {FEW}, got {micro_batch}")
         timeline: Timeline = {
-            name: [
-                replace(a, components=_affine(a.components, b.components, micro_batch - FEW))
-                for a, b in zip(self.few[name], self.more[name], strict=True)
-            ]
+            name: [affine(a, b, micro_batch - FEW) for a, b in zip(self.few[name], self.more[name], strict=True)]
             for name in PHASES
         }
         return ledger_of(timeline, "traced")

@@ -34,8 +34,9 @@ Timeline = dict[str, list[Sample]]
 Build = Callable[[ModelShape, Recipe], Trainer]
 
 KEYED = (
-    *("trace.py", "run.py", "losses.py", "chunks.py", "blocks.py", "attention.py", "cuda_rules.py"),
-    *("measure/memory.py", "measure/samples.py", "ranks.py", "fake_ranks.py", "ownership.py"),
+    *("trace.py", "run.py", "losses.py", "chunks.py", "blocks.py", "attention.py", "cuda_rules.py", "host.py"),
+    *("measure/memory.py", "measure/samples.py", "measure/places.py"),
+    *("ranks.py", "fake_ranks.py", "ownership.py", "host_shards.py"),
 )
 """The package's files on which a trace depends: a cached one is kept no longer than they stay as they are."""
 
@@ -74,6 +75,7 @@ def track_step(trainer: Trainer, window: Sequence[torch.Tensor], vocabulary: int
         vocabulary=vocabulary,
         components={"gradients": kept},
         watched=trainer.watched(),
+        host=trainer.on_host,
     )
     kept.clear()
     seen = {"forward": 0}
@@ -104,9 +106,11 @@ def _warmup(recipe: Recipe, warmed: bool) -> int:
 
 
 def ledger_of(timeline: Timeline, view: Literal["run", "traced"]) -> Ledger:
-    """The ledger of a timeline: each phase at the instant of its peak, the first where there are several."""
-    peaks = {name: max(samples, key=lambda sample: sample.bytes) for name, samples in timeline.items()}
-    return Ledger(view, {"device": {name: dict(peak.components) for name, peak in peaks.items()}})
+    """The ledger of a timeline: each phase at the instant of its peak in that place, the first where there are
+    several."""
+    device = {name: dict(max(samples, key=lambda one: one.bytes).components) for name, samples in timeline.items()}
+    host = {name: dict(max(samples, key=lambda one: one.host_bytes).host) for name, samples in timeline.items()}
+    return Ledger(view, {"device": device, "host": host} if any(host.values()) else {"device": device})
 
 
 def trace_timeline(
@@ -190,7 +194,7 @@ def deep_timeline(
 def _extrapolate(few: Sequence[Sample], more: Sequence[Sample], further: int) -> list[Sample]:
     """The samples at both ends of a phase, of a model with `further` segments more than `few`, one less than `more`."""
     pairs = _matched(few, more) + _matched(few[::-1], more[::-1])[::-1]
-    return [replace(a, components=_affine(a.components, b.components, further)) for a, b in pairs]
+    return [affine(a, b, further) for a, b in pairs]
 
 
 def _matched(few: Sequence[Sample], more: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
@@ -203,6 +207,15 @@ def _matched(few: Sequence[Sample], more: Sequence[Sample]) -> list[tuple[Sample
     pairs = list(zip(few, more, strict=False))
     same = next((n for n, (a, b) in enumerate(pairs) if a.operator != b.operator), len(pairs))
     return pairs[: same - (len(more) - len(few))]
+
+
+def affine(few: Sample, more: Sample, further: int) -> Sample:
+    """The sample `further` steps from `few`, of which `more` is the first: all bytes change alike from step to step."""
+    return replace(
+        few,
+        components=_affine(few.components, more.components, further),
+        host=_affine(few.host, more.host, further),
+    )
 
 
 def _affine(few: Mapping[str, int], more: Mapping[str, int], further: int) -> dict[str, int]:

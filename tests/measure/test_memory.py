@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from efficient_training.measure.memory import MemoryTracker
+from efficient_training.measure.places import in_host_memory
 from efficient_training.measure.saved import saved_tensors
 
 N = 8 * 16 * 4
@@ -232,6 +233,31 @@ def test_named_components_are_asked_again_at_the_end_of_a_phase() -> None:
     with tracker, tracker.phase("forward"):
         held.append(torch.zeros(8, 16))
     assert tracker.phases["forward"].end.components == {"master weights": N}
+
+
+def test_the_host_has_bytes_of_its_own() -> None:
+    before, inside = torch.zeros(8, 16), [torch.zeros(0)]
+    tracker = MemoryTracker(components={"master weights": [before]}, host=lambda: [before])
+    with tracker, tracker.phase("forward"):
+        made = torch.ones(8, 16)
+        with in_host_memory():
+            inside[0] = made.to("cpu", copy=True)
+        assert tracker.live == 3 * N
+        made = made + 1
+    end = tracker.phases["forward"].end
+    assert end.components == {"activations": N}
+    assert end.host == {"master weights": N, "activations": N}
+    assert (end.bytes, end.host_bytes) == (N, 2 * N)
+    assert tracker.peak.bytes == 2 * N  # of the device alone: `made`, and what replaces it
+
+
+def test_a_copy_of_the_transposed_head_is_no_logits() -> None:
+    head, hidden = torch.zeros(50, 8), torch.zeros(3, 8)
+    tracker = MemoryTracker(vocabulary=50)
+    with tracker, tracker.phase("forward"):
+        kept = head.t().to("cpu", copy=True), hidden @ head.t()
+    assert kept[0].shape == (8, 50)
+    assert tracker.phases["forward"].end.components == {"activations": 4 * 8 * 50, "loss": 4 * 3 * 50}
 
 
 def test_a_phase_entered_twice_has_one_peak() -> None:

@@ -67,7 +67,7 @@ def test_offload_puts_states_elsewhere(sharding: str, offload: str, host: float 
     part = 8030261248 / 8
     made = _priced(sharding=sharding, offload=offload)
     stays = _priced(sharding=sharding)
-    assert made.notes
+    assert bool(made.notes) == sharding.startswith("deepspeed")
     assert made.peak("disk") == pytest.approx(disk * part, rel=1e-3)
     if host is not None:
         # Swap buffers of the largest sub-group, four times in fp32, are in the second of 2 + 16.

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from .places import in_host_memory, on_host
 from .samples import MOVING, SILENT, Phase, Sample, Storage
 
 Tensors = Iterable[torch.Tensor] | Callable[[], Iterable[torch.Tensor]]
@@ -58,8 +59,8 @@ class MemoryTracker(TorchDispatchMode):
       `optimizer.state`), and whatever `components` names, such as `{"master weights": masters}`; a callable is asked
       again at the end of each phase.
     - `communication`: what a collective, or an operator of FSDP2, reads or writes: buffers, and gathered weights.
-    - `loss`: tensors whose last dimension is `vocabulary`: logits, their copies, their gradients. Give it for a
-      language model whose vocabulary is no other dimension's size; without it these count as the next two.
+    - `loss`: tensors whose last dimension is `vocabulary`, in memory too: logits, their copies, their gradients. Give
+      it for a language model whose vocabulary is no other dimension's size; without it these count as the next two.
     - `activations`: made by forward code (a recomputation during backward is forward code too) and still alive when
       that code is done, that is, at the end of the phase, or when backward goes on after a recomputation.
     - `temporaries`: the rest, the gradients of activations among them.
@@ -67,6 +68,9 @@ class MemoryTracker(TorchDispatchMode):
     Weights are those that the model has when the tracker begins: under FSDP2, the shards. `watched` are further
     parameters whose gradients count as such, like FSDP2's gathered ones. Storages that FSDP2 frees and allocates by
     resizing are followed.
+
+    What is allocated inside `places.in_host_memory`, and those of the tensors `host` that are older than the tracker,
+    counts as the host's memory (`Sample.host`); everything else as the device's, whatever its own device.
 
     Use the phases `backward` and `optimizer step` for what they say; other names are free, and a phase may be entered
     many times. Tensors made before the tracker and not named to it are not counted, nor are views of them. A tracker
@@ -81,9 +85,11 @@ class MemoryTracker(TorchDispatchMode):
         components: Mapping[str, Tensors] | None = None,
         vocabulary: int | None = None,
         watched: Iterable[torch.nn.Parameter] = (),
+        host: Tensors = (),
     ) -> None:
         super().__init__()
         self._watched = list(watched)
+        self._host: Tensors = host if callable(host) else list(host)
         self._model, self._optimizer, self._vocabulary = model, optimizer, vocabulary
         self._named: dict[str, Tensors] = {
             name: tensors if callable(tensors) else list(tensors) for name, tensors in (components or {}).items()
@@ -105,19 +111,21 @@ class MemoryTracker(TorchDispatchMode):
 
     @property
     def live(self) -> int:
-        """Bytes alive now."""
+        """Bytes alive now, in all places."""
         return self._live_bytes
 
     @property
     def timeline(self) -> list[Sample]:
         """A sample after each operator, and at the start and end of each phase. Read it after the tracker has ended."""
         live: Counter[str] = Counter()
+        host: Counter[str] = Counter()
         samples, done = [], 0
         for step, (length, phase, operator) in enumerate(self._log.marks):
             for storage, delta in self._log.changes[done:length]:
-                live[storage.component] += delta
+                (host if storage.on_host else live)[storage.component] += delta
             done = length
-            samples.append(Sample(step, phase, operator, {name: size for name, size in live.items() if size}))
+            device, away = ({name: size for name, size in place.items() if size} for place in (live, host))
+            samples.append(Sample(step, phase, operator, device, away))
         return samples
 
     @property
@@ -154,6 +162,9 @@ class MemoryTracker(TorchDispatchMode):
             raise RuntimeError("a MemoryTracker tracks one block; make another for the next")
         self._used = True
         self._parameters = list(self._model.parameters()) if self._model is not None else []
+        with in_host_memory():
+            for tensor in self._host() if callable(self._host) else self._host:
+                self._entry(tensor)
         self._name_known()
         for parameter in [*self._parameters, *self._watched]:
             if parameter.requires_grad:
@@ -172,7 +183,7 @@ class MemoryTracker(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize_storage  # type: ignore[method-assign]
         # What was measured is kept, not what it was measured on.
         self._model, self._optimizer, self._named = None, None, {}
-        self._parameters, self._watched = [], []
+        self._parameters, self._watched, self._host = [], [], []
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -235,12 +246,15 @@ class MemoryTracker(TorchDispatchMode):
         self._recent.clear()
 
     def _add(self, tensor: torch.Tensor) -> Storage:
-        wide = self._vocabulary is not None and tensor.dim() > 0 and tensor.shape[-1] == self._vocabulary
-        return self._add_storage(tensor.untyped_storage(), wide)
+        return self._add_storage(tensor.untyped_storage(), self._is_wide(tensor))
+
+    def _is_wide(self, tensor: torch.Tensor) -> bool:
+        # A copy of the head's weight, transposed, has the vocabulary last too, but not next to each other in memory.
+        return tensor.dim() > 0 and tensor.shape[-1] == self._vocabulary and tensor.stride(-1) == 1
 
     def _add_storage(self, storage: torch.UntypedStorage, wide: bool) -> Storage:
         key = id(storage)
-        entry = Storage(0, wide)
+        entry = Storage(0, wide, on_host())
         entry.reference = weakref.ref(storage, lambda _: self._free(key))
         self._live[key] = entry
         self._resize(entry, storage.nbytes())
@@ -261,9 +275,12 @@ class MemoryTracker(TorchDispatchMode):
         self._log.marks.append((len(self._log.changes), self._phase, operator))
 
     def _name(self, tensor: torch.Tensor, component: str) -> None:
-        tensor = tensor._local_tensor if _is_sharded(type(tensor)) else tensor  # type: ignore[attr-defined]
-        entry = self._live.get(id(tensor.untyped_storage())) or self._add(tensor)
+        entry = self._entry(tensor)
         entry.name = entry.name or component
+
+    def _entry(self, tensor: torch.Tensor) -> Storage:
+        tensor = tensor._local_tensor if _is_sharded(type(tensor)) else tensor  # type: ignore[attr-defined]
+        return self._live.get(id(tensor.untyped_storage())) or self._add(tensor)
 
     def _name_gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:

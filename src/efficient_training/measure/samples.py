@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,17 +15,26 @@ SILENT = ("prim::", "profiler::")
 
 @dataclass(frozen=True)
 class Sample:
-    """Live bytes by component at one moment: after the operator `operator`, the `step`-th that the tracker saw."""
+    """Live bytes by component at one moment: after the operator `operator`, the `step`-th that the tracker saw.
+
+    `components` are on the device, `host` what was marked as the host's.
+    """
 
     step: int
     phase: str
     operator: str
     components: Mapping[str, int]
+    host: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Live bytes of all components."""
+        """Live bytes of all components on the device."""
         return sum(self.components.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """Live bytes of all components in host memory."""
+        return sum(self.host.values())
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,7 @@ class Storage:
 
     bytes: int
     wide: bool
+    on_host: bool = False
     name: str | None = None
     kept: bool = False
     moved: bool = False

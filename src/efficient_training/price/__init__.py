@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError
-from ..ledger import PHASES, Ledger
+from ..ledger import PHASES, Ledger, Place
 from ..recipe import Recipe, accumulation_steps
 from ..workload import Workload
 from .algebra import Evaluator
@@ -26,7 +26,7 @@ from .words import Words, words_of
 def price(workload: Workload, recipe: Recipe) -> Ledger:
     """The ledger of `recipe` for `workload` on one CUDA device, as `trace` would find it: of the rank that holds most.
 
-    What has no trace (DeepSpeed, offload) is said in the ledger's notes. Raises `UserError` where the micro-batch does
+    What has no trace (DeepSpeed) is said in the ledger's notes. Raises `UserError` where the micro-batch does
     not divide the step, and for `compile`, which has no closed form.
     """
     steps = accumulation_steps(workload, recipe)
@@ -34,12 +34,13 @@ def price(workload: Workload, recipe: Recipe) -> Ledger:
         raise UserError("price: a compiled model has no closed form; run it instead, or set compile: false")
     words = words_of(workload.model, recipe, steps > 1)
     sizes = _sizes(workload, recipe, words)
-    found = price_sizes(words, sizes)
     entries: dict[str, dict[str, dict[str, int]]] = {}
-    entries["device"] = {phase: {n: b for n, b in found[phase].items() if b} for phase in PHASES}
+    for place in candidates(words):
+        found = price_sizes(words, sizes, place)
+        entries[place] = {phase: {n: b for n, b in found[phase].items() if b} for phase in PHASES}
     value = Evaluator(sizes)
-    for place, phases in elsewhere(words).items():
-        entries[place] = {phase: {n: value(size) for n, size in phases[phase].items()} for phase in PHASES}
+    for away, components in elsewhere(words).items():
+        entries[away] = {phase: {n: value(size) for n, size in components.items()} for phase in PHASES}
     return Ledger("priced", entries, notes=tuple(notes(words)))
 
 
@@ -72,12 +73,14 @@ def _sizes(workload: Workload, recipe: Recipe, words: Words) -> Mapping[str, Any
     return sizes
 
 
-def price_sizes(words: Words, sizes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def price_sizes(words: Words, sizes: Mapping[str, Any], place: Place = "device") -> dict[str, dict[str, Any]]:
     """Bytes by phase and component at each phase's peak, for one set of words and the values of `named_sizes`.
+
+    On the device, or on the host, for the words of a recipe that keeps something there and is not DeepSpeed's.
 
     Values may be ints, NumPy arrays of int64 of one shape, or `ops.Expression`s; the result is of their kind.
     """
-    return {phase: peaks(found, sizes) for phase, found in candidates(words).items()}
+    return {phase: peaks(found, sizes) for phase, found in candidates(words)[place].items()}
 
 
 __all__ = ["Words", "named_sizes", "price", "price_sizes", "reserved_at_least", "words_of"]

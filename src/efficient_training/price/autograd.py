@@ -120,7 +120,6 @@ class Graph(Tape):
     def __init__(self, autocasting: bool) -> None:
         super().__init__()
         self.hooks: Hooks | None = None
-        self.default_hooks: Any = None
         self.casts: dict[Parameter, Tensor] = {}
         self.autocasting = autocasting
         self.autocast = False
@@ -135,6 +134,10 @@ class Graph(Tape):
     def new(self, numel: Size, itemsize: int, wide: bool = False, heads_first: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
         return Tensor(self, self.allocate(numel * itemsize, wide), numel, itemsize, heads_first)
+
+    def outside(self, numel: Size, itemsize: int) -> Tensor:
+        """A tensor of the caller's, whose bytes do not count here; what is copied of it does."""
+        return Tensor(self, self.allocate(Size.of(0)), numel, itemsize)
 
     def keep(self, make: Callable[[], list[Tensor]], linear: bool = False) -> list[Tensor]:
         """The results of a matrix product (`linear`: of a linear layer) or of attention, which selective checkpointing

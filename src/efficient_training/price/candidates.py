@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..ledger import COMPONENTS, PHASES
+from ..ledger import COMPONENTS, PHASES, Place
 from .algebra import ONE, ZERO, Evaluator, Monomial, Size
 from .plan import Segment, plan
 from .sizes import named_sizes, sharded_sizes
@@ -28,13 +28,19 @@ class Candidates(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def candidates(words: Words) -> dict[str, Candidates]:
-    """The candidates of each phase."""
+def candidates(words: Words) -> dict[Place, dict[str, Candidates]]:
+    """The candidates of each phase, on the device, and where something waits there, on the host."""
     segments: list[Segment] = plan(words)
+    run = run_step(words, segments)
+    found: dict[Place, dict[str, Candidates]] = {"device": _by_phase(run.instants, words)}
+    return found | {"host": _by_phase(run.on_host, words)} if any(one.components for one in run.on_host) else found
+
+
+def _by_phase(instants: list[Instant], words: Words) -> dict[str, Candidates]:
     by_phase: dict[str, list[Instant]] = {phase: [] for phase in PHASES}
-    for instant in run_step(words, segments).instants:
+    for instant in instants:
         by_phase[instant.phase].append(instant)
-    return {phase: _by_changes(_highest(instants, words)) for phase, instants in by_phase.items()}
+    return {phase: _by_changes(_highest(group, words)) for phase, group in by_phase.items()}
 
 
 def _by_changes(instants: list[Instant]) -> Candidates:

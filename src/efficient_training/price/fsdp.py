@@ -5,7 +5,8 @@ from references that Python holds, and none from a stream, so that what is alloc
 
 - `foreach_all_gather`: the shards cast to the dtype of use, one buffer (only under mixed precision, until it returns),
   and an output buffer of the whole unit; under CPU offload the shards are copied to the device first
-  (`FSDPParam.all_gather_inputs`), and reduced gradients back, so that neither stays;
+  (`FSDPParam.all_gather_inputs`: one by one, each cast before the next, which is never more than that output is
+  beside the casts), and reduced gradients back, parameter by parameter, so that neither stays;
 - `foreach_all_gather_copy_out`: the gathered weights, beside that output. In forward the output lives until the next
   unit's copy-out is done (`FSDPParamGroup.wait_for_unshard`: `AllGatherState` is dropped before the copy, but a local
   variable holds it until the function returns), in backward it is freed at once;
@@ -55,12 +56,20 @@ class Runtime:
 class Unit:
     """Parameters that are gathered and reduced together: `shard` elements a rank, padding included.
 
+    `parts`: elements of a rank's part of each parameter; of alike blocks, those of one.
     `found`: elements of a rank's part of what the next unit finds being reduced; a unit in symbols may stand in for
     another there.
     """
 
-    def __init__(self, runtime: Runtime, parameters: list[Parameter], shard: Size, found: Size | None = None) -> None:
-        self.runtime, self.parameters, self.shard = runtime, parameters, shard
+    def __init__(
+        self,
+        runtime: Runtime,
+        parameters: list[Parameter],
+        parts: list[Size],
+        shard: Size,
+        found: Size | None = None,
+    ) -> None:
+        self.runtime, self.parameters, self.parts, self.shard = runtime, parameters, parts, shard
         self.found = shard if found is None else found
         self.pending: Storage | None = None
         self.gathered: Storage | None = None
@@ -134,6 +143,8 @@ class Unit:
         gradients.clear()
         out = runtime.graph.allocate(self.shard * itemsize)
         out.entry.stream = REDUCING
+        if words.offload != "none":
+            self._to_host()
         if not words.accumulating and words.offload == "none":
             out.entry.component, out.entry.lasting = "gradients", True
             runtime.shards.append(out)
@@ -144,3 +155,16 @@ class Unit:
                 runtime.all_reducing.append(out)
         runtime.reducing = whole
         del last, out
+
+    def _to_host(self) -> None:
+        """The reduced gradients' way to the host, parameter by parameter: to stay there, or to be added to others."""
+        graph, words = self.runtime.graph, self.runtime.words
+        with graph.in_host_memory():
+            if words.accumulating:
+                for size in self.parts:
+                    copy = graph.allocate(size * words.state_itemsize)
+                    del copy
+            else:
+                kept = graph.allocate(self.shard * words.state_itemsize)
+                kept.entry.component, kept.entry.lasting = "gradients", True
+                self.runtime.shards.append(kept)

@@ -55,7 +55,7 @@ def _cross_entropy(logits: Tensor, results: Size) -> Tensor:
     log_probabilities = made_by(node, like(logits))
     if node is not None:
         node.save(graph, log_probabilities)
-    node = record([log_probabilities], run_loss, [log_probabilities])
+    node = record([log_probabilities], run_loss, [log_probabilities, graph.outside(TOKENS, LONG)])
     loss = graph.new(results, logits.itemsize)
     weight = graph.new(ONE, logits.itemsize)
     if node is not None:

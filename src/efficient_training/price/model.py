@@ -78,11 +78,12 @@ class Model:
                     parameter.gradient = None
 
     def step(self) -> None:
-        """The optimizer's step, on the device."""
+        """The optimizer's step, where its state is."""
         if self.engine is not None:
             self.engine.step()
-        elif self.words.offload == "none":
-            optimizer_step(self.graph, self.words, *self.kept)
+        else:
+            with self.graph.in_host_memory(self.words.offload != "none"):
+                optimizer_step(self.graph, self.words, *self.kept)
 
     def constants(self) -> list[tuple[str, Size]]:
         """What is alive on the device throughout: weights and buffers (two of rotary frequencies), AdamW's two moments
@@ -91,11 +92,17 @@ class Model:
         buffers = ("weights", Size.of(0) if words.family == "gpt2" else HALF_HEAD * (2 * FLOAT))
         if self.engine is not None:
             return [buffers, *self.engine.constants()]
-        if words.offload != "none":
-            return [buffers]
+        return [buffers] if words.offload != "none" else [buffers, *self._states()]
+
+    def host_constants(self) -> list[tuple[str, Size]]:
+        """What is alive on the host throughout: under FSDP2's `CPUOffloadPolicy` the shards and their states."""
+        return self._states() if self.words.fsdp and self.words.offload != "none" else []
+
+    def _states(self) -> list[tuple[str, Size]]:
+        words = self.words
         weights = elements(self.kept) * words.state_itemsize
         state = weights * 2 + number(self.table) * FLOAT
         if words.sharding == "zero1":
             state = OWNED * (2 * words.state_itemsize) + OWNED_PARAMETERS * FLOAT
-        out = [buffers, ("weights", weights), ("optimizer state", state)]
+        out = [("weights", weights), ("optimizer state", state)]
         return [*out, ("gradients", weights)] if words.accumulating or words.ddp else out

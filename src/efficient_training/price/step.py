@@ -6,7 +6,7 @@ Blocks that are alike are not run one by one, but by the segments of `efficient_
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .algebra import ZERO, Size
+from .algebra import ONE, Size
 from .autograd import Gradients, Graph, Parameter, Tensor
 from .blocks import Inputs, Weights, block
 from .checkpoint import checkpointed
@@ -16,18 +16,17 @@ from .norms import layer_norm, rms_norm
 from .offload import ToHost
 from .operators import FLOAT, LONG, add, graph_of, made_by, record, scale, to, view
 from .plan import Segment
-from .sizes import HALF_HEAD, HEAD_DIM, HIDDEN, SEQUENCE, TOKENS, TWO_SEQUENCES
-from .tape import Instant, Region
+from .sizes import HALF_HEAD, HEAD_DIM, HIDDEN, SEQUENCE, TOKENS, TWO_BLOCKS, TWO_SEQUENCES
+from .tape import Instant, Region, Storage
 from .words import Words
 
 
 class Run(NamedTuple):
-    """All instants of a step on the device, by component and, under FSDP2, by stream; and the bytes of activations that
-    wait on the host for backward."""
+    """All instants of a step: on the device, by component and, under FSDP2, by stream; and on the host."""
 
     instants: list[Instant]
     by_stream: list[Instant]
-    offloaded: Size
+    on_host: list[Instant]
 
 
 def run_step(words: Words, segments: Sequence[Segment]) -> Run:
@@ -35,7 +34,9 @@ def run_step(words: Words, segments: Sequence[Segment]) -> Run:
     graph = Graph(words.autocast)
     model = Model(graph, words, segments)
     held = [_constant(graph, size, name) for name, size in model.constants()]
-    graph.hooks = graph.default_hooks = ToHost() if words.offload_activations else None
+    with graph.in_host_memory():
+        held += [_constant(graph, size, name) for name, size in model.host_constants()]
+    graph.hooks = ToHost() if words.offload_activations else None
     with graph.in_phase("forward"):
         loss = divided(_loss(model, segments))
     graph.hooks = None
@@ -50,7 +51,7 @@ def run_step(words: Words, segments: Sequence[Segment]) -> Run:
     with graph.in_phase("optimizer step"):
         model.step()
     by_stream = graph.instants(by_stream=True) if words.fsdp else []
-    result = Run(graph.instants(), by_stream, graph.default_hooks.packed if graph.default_hooks else ZERO)
+    result = Run(graph.instants(), by_stream, graph.instants(on_host=True))
     del held, loss
     return result
 
@@ -79,7 +80,7 @@ def _llama(model: Model, segments: Sequence[Segment]) -> Tensor:
     embedded = _embedding(model.outer["embedding"], TOKENS)
     positions = _positions(graph)
     tables = _rotary(graph, embedded.itemsize)
-    hidden = _blocks(model, embedded, Inputs(tables, positions), segments)
+    hidden = _blocks(model, lambda: embedded, Inputs(tables, positions), segments)
     return rms_norm(hidden, model.outer["norm.weight"], TOKENS)
 
 
@@ -88,8 +89,7 @@ def _gpt2(model: Model, segments: Sequence[Segment]) -> Tensor:
     embedded = _embedding(model.outer["embedding"], TOKENS)
     positions = _positions(model.graph)
     placed = _embedding(model.outer["positions"], SEQUENCE, positions)
-    hidden = add(embedded, _for_each_sequence(placed))
-    hidden = _blocks(model, hidden, Inputs(None, positions), segments)
+    hidden = _blocks(model, lambda: add(embedded, _for_each_sequence(placed)), Inputs(None, positions), segments)
     return layer_norm(hidden, model.outer["norm.weight"], model.outer["norm.bias"], TOKENS)
 
 
@@ -114,15 +114,15 @@ def _positions(graph: Graph) -> Tensor:
 
 def _embedding(weight: Parameter, rows: Size, positions: Tensor | None = None) -> Tensor:
     """`embedding`, which saves its indices (token ids are the caller's); backward makes a gradient like the weight."""
-    numel = weight.numel
+    numel, graph = weight.numel, graph_of(weight)
+    indices = graph.outside(rows, LONG) if positions is None else positions
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
         g = gradients[0]
         assert g is not None
         return [graph_of(g).new(numel, g.itemsize)]
 
-    graph = graph_of(weight)
-    node = record([weight], run, [positions] if positions is not None else [])
+    node = record([weight], run, [indices])
     return made_by(node, graph.new(rows * HIDDEN, weight.itemsize))
 
 
@@ -140,9 +140,12 @@ def _rotary(graph: Graph, itemsize: int) -> tuple[Tensor, Tensor]:
     return out
 
 
-def _blocks(model: Model, hidden: Tensor, inputs: Inputs, segments: Sequence[Segment]) -> Tensor:
-    words, graph = model.words, model.graph
+def _blocks(model: Model, start: Callable[[], Tensor], inputs: Inputs, segments: Sequence[Segment]) -> Tensor:
+    """All blocks, from what `start` makes: it is not held by the caller, and gone with the first block."""
+    words, graph, hidden = model.words, model.graph, start()
     for number, segment in enumerate(segments):
+        if number == len(segments) - 1:
+            held = _input_of_one(graph, words)
         run = _segment_run(graph, words, inputs, segment.blocks, model.inner[number])
         with graph.within(segment.region):
             unit = model.units.blocks[number] if model.units is not None else None
@@ -152,7 +155,19 @@ def _blocks(model: Model, hidden: Tensor, inputs: Inputs, segments: Sequence[Seg
             hidden = run(hidden) if policy == "none" else checkpointed(run, hidden, policy)
             if unit is not None:
                 hidden = unit.end(hidden, reshard=words.sharding != "fsdp-no-reshard")
+    del held
     return hidden
+
+
+def _input_of_one(graph: Graph, words: Words) -> Storage | None:
+    """The input of a block that is alone, which here another has taken before the last (`plan.alike`).
+
+    Where saved tensors stay on the device, it is one of them; and what Llama's first block gets, its caller holds.
+    """
+    if words.fsdp or words.family != "gpt2" or not words.offload_activations:
+        return None
+    with graph.within(Region(carries=ONE - TWO_BLOCKS)):
+        return graph.allocate(TOKENS * HIDDEN * words.itemsize)
 
 
 def _segment_run(

@@ -33,7 +33,7 @@ class Entry:
     Code of a repeated region runs once, for all its repetitions. What it leaves behind counts `times` over: gradients,
     what forward code keeps for backward, and casts in autocast's cache (`lasting`). What it hands on counts once, or
     not at all, in forward code, where there is nobody to hand it on. `exact` bytes count as they are.
-    `stream` is the CUDA stream that was current.
+    `stream` is the CUDA stream that was current; `on_host`: it is the host's memory.
     """
 
     bytes: Size
@@ -46,6 +46,7 @@ class Entry:
     stream: str = "main"
     kept: bool = False
     alive: bool = True
+    on_host: bool = False
 
     def resolve(self) -> tuple[str, Size]:
         """Component and bytes, by the same rules as `measure.memory.MemoryTracker`, once the step is over."""
@@ -87,6 +88,7 @@ class Tape:
         self.region = WHOLE
         self.phase = ""
         self.recomputing = False
+        self.on_host = False
         self._events: list[tuple[Entry, bool]] = []
         self._marks: list[tuple[int, str, Size]] = []
         self._rising = False
@@ -97,7 +99,7 @@ class Tape:
         forward = self.recomputing or self.phase not in NO_FORWARD
         if not forward:
             self._end_forward()
-        entry = Entry(size, self.region, forward, wide)
+        entry = Entry(size, self.region, forward, wide, on_host=self.on_host)
         if forward:
             self._recent.append(entry)
         self._events.append((entry, True))
@@ -130,16 +132,26 @@ class Tape:
         finally:
             self.enter(outer)
 
+    @contextmanager
+    def in_host_memory(self, there: bool = True) -> Iterator[None]:
+        """What is allocated inside the block is the host's, or the device's where not `there`."""
+        outer, self.on_host = self.on_host, there
+        try:
+            yield
+        finally:
+            self.on_host = outer
+
     def enter(self, region: Region) -> None:
         """Go on in `region`."""
         if region != self.region:
             self._mark_if_rising()
             self.region = region
 
-    def instants(self, by_stream: bool = False) -> list[Instant]:
+    def instants(self, by_stream: bool = False, on_host: bool = False) -> list[Instant]:
         """The moments just before something is freed, and the start of each phase; to be read when all is over.
 
-        `by_stream`: components are CUDA streams, by which memory was asked for.
+        `by_stream`: components are CUDA streams, by which memory was asked for. Bytes are those on the device, or the
+        host's.
         Between them bytes only rise, so that no peak lies elsewhere. Moments inside a region that stands for several
         are left out, as those of the first and last of its kind are there by themselves.
         """
@@ -148,6 +160,8 @@ class Tape:
         instants, done = [], 0
         for length, phase, there in self._marks:
             for entry, born in self._events[done:length]:
+                if entry.on_host != on_host:
+                    continue
                 if id(entry) not in resolved:
                     name, size = entry.resolve()
                     resolved[id(entry)] = (entry.stream, size) if by_stream else (name, size)

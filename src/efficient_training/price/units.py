@@ -38,13 +38,15 @@ def units_of(
     of the second, or of the last, or where it is alone, none.
     """
     runtime = Runtime(graph, words)
-    root = Unit(runtime, outer, total(size for _, size in kept.before + kept.after))
+    rest = [size for _, size in kept.before + kept.after]
+    root = Unit(runtime, outer, rest, total(rest))
     full = words.checkpointing == "full"
-    block = total(size for _, size in kept.block)
+    parts = [size for _, size in kept.block]
+    block = total(parts)
     whole, last = (block * (FURTHER_IN_SEGMENT + 1), block * (FURTHER_IN_LAST + 1)) if full else (block, block)
     two, three, four = SEVERAL[full]
     found = [whole, whole * three + last * (two - three), whole * four + last * (three - four), whole, last]
     shards = [whole, whole, whole, whole, last]
     parameters = [[parameter for weights in segment for parameter in weights.values()] for segment in inner]
-    blocks = [Unit(runtime, *of_one) for of_one in zip(parameters, shards, found, strict=True)]
+    blocks = [Unit(runtime, own, parts, *sizes) for own, *sizes in zip(parameters, shards, found, strict=True)]
     return Units(runtime, root, blocks)
