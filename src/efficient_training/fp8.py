@@ -26,10 +26,10 @@ NVFP4_SMALLEST_SCALE = 2.0**-6
 
 Recipe = Literal["tensor", "row", "block", "mxfp8", "nvfp4"]
 CAPABILITY: dict[Recipe, tuple[int, int]] = {
-    "tensor": (8, 9), "row": (9, 0), "block": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0),
+    "tensor": (8, 9), "row": (8, 9), "block": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0),
 }  # fmt: skip
 """The compute capability from which a device multiplies with it: transformer_engine/pytorch/quantization.py 2.20.2
-(row: torchao's README on float8 training). "block" also needs CUDA 12.9; Transformer Engine refuses mxfp8 from 12.0."""
+(row: torchao/float8/inference.py 0.18.0). "block" also needs CUDA 12.9; Transformer Engine refuses mxfp8 from 12.0."""
 
 
 def require(recipe: Recipe, capability: tuple[int, int] | None) -> None:
