@@ -4,15 +4,15 @@ import logging
 
 __version__ = "0.1.0"
 
-NOISE = ("Failed to load", "is an Enum subclass and is now natively supported")
+NOISE = ("Failed to load", "is an Enum subclass and is now natively supported", "Setting accelerator to CPU")
 
 
 class _ImportNoise(logging.Filter):
-    """Drops what torchao and bitsandbytes, once installed, make each import of transformers say on stderr."""
+    """Drops what torchao, bitsandbytes and DeepSpeed, once installed, make other imports say on stderr."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not any(part in str(record.msg) for part in NOISE)
 
 
-for _name in ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops"):
+for _name in ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops", "DeepSpeed"):
     logging.getLogger(_name).addFilter(_ImportNoise())
