@@ -26,9 +26,8 @@ from efficient_training.optimizer_state import held_bytes
 
 
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    with warnings.catch_warnings():
+def _eager_and_quiet() -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
 
