@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,13 +105,14 @@ def test_hybrid_linear_is_torchaos_emulated_one() -> None:
     x, w, g = spread(32, 64, seed=4), spread(48, 64, seed=5), spread(32, 48, seed=6)
     plain = torch.nn.Sequential(torch.nn.Linear(64, 48, bias=False))
     plain[0].weight.data.copy_(w)
-    theirs = convert_to_float8_training(plain, config=Float8LinearConfig(emulate=True))
+    theirs: Any = convert_to_float8_training(plain, config=Float8LinearConfig(emulate=True))
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
     weight = w.clone().requires_grad_()
     out, expected = fp8.linear(a, weight), theirs(b)
     out.backward(g)
     expected.backward(g)
     for ours, other in ((out, expected), (a.grad, b.grad), (weight.grad, theirs[0].weight.grad)):
+        assert other is not None
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-4 * other.abs().max().item())
 
 
