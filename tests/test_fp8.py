@@ -103,7 +103,7 @@ def test_delayed_scale_keeps_its_scale_over_zeros() -> None:
 
 def test_hybrid_linear_is_torchaos_emulated_one() -> None:
     x, w, g = spread(32, 64, seed=4), spread(48, 64, seed=5), spread(32, 48, seed=6)
-    plain = torch.nn.Sequential(torch.nn.Linear(64, 48, bias=False))
+    plain: Any = torch.nn.Sequential(torch.nn.Linear(64, 48, bias=False))
     plain[0].weight.data.copy_(w)
     theirs: Any = convert_to_float8_training(plain, config=Float8LinearConfig(emulate=True))
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
