@@ -1,6 +1,7 @@
 """A small project in a temporary folder, with notebooks that can be executed and editions that can be spoiled."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,9 @@ from hypothesis import settings
 from efficient_training import cli, provenance
 from efficient_training import notebook as nb
 from efficient_training.display import METADATA_KEY
+
+# In a background job of a shell Ctrl-C is ignored, and would be by all processes that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on each run, and no limit on the time of one: the machines that run this are shared.
 settings.register_profile("book", deadline=None, derandomize=True)

@@ -31,6 +31,7 @@ def starts(reports: list[dict[str, Any]]) -> list[int]:
 
 @pytest.mark.parametrize("number", range(RUNS))
 def test_what_four_ranks_save_two_resume_and_a_killed_rank_costs_no_checkpoint(number: int, tmp_path: Path) -> None:
+    before = set(psutil.Process().children())  # of other tests: a browser, a cluster's daemons
     saved = tmp_path / "saved"
     whole = losses(run("resume.py", saved, "--save-every", "2", ranks=4).reports[0])
     assert list(whole) == [1, 2, 3, 4]
@@ -45,4 +46,4 @@ def test_what_four_ranks_save_two_resume_and_a_killed_rank_costs_no_checkpoint(n
     assert starts(again.reports[0]) == [0, int(how[1]) - 1]
     assert losses(again.reports[0]) == pytest.approx(whole, rel=1e-5)
     assert sorted(path.name for path in kept.iterdir()) == ["step-000001", "step-000002", "step-000003"]
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= before
