@@ -35,7 +35,7 @@ Build = Callable[[ModelShape, Recipe], Trainer]
 
 KEYED = (
     *("trace.py", "run.py", "losses.py", "chunks.py", "blocks.py", "attention.py", "cuda_rules.py", "host.py"),
-    *("measure/memory.py", "measure/samples.py", "measure/places.py"),
+    *("measure/memory.py", "measure/parts.py", "measure/samples.py", "measure/places.py"),
     *("ranks.py", "fake_ranks.py", "ownership.py", "host_shards.py"),
 )
 """The package's files on which a trace depends: a cached one is kept no longer than they stay as they are."""
@@ -141,10 +141,7 @@ def _give_state(trainer: Trainer) -> None:
         parameter.grad = torch.empty_like(parameter)
     if trainer.scaler is not None:
         trainer.scaler.scale(torch.zeros(()))
-        trainer.scaler.step(trainer.optimizer)
-        trainer.scaler.update()
-    else:
-        trainer.optimizer.step()
+    trainer.update()
     trainer.optimizer.zero_grad(set_to_none=True)
 
 

@@ -14,16 +14,15 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from .parts import plain_tensors
 from .places import in_host_memory, on_host
-from .samples import MOVING, SILENT, Phase, Sample, Storage
+from .samples import MOVING, SILENT, Log, Phase, Sample, Storage
 
 Tensors = Iterable[torch.Tensor] | Callable[[], Iterable[torch.Tensor]]
 
@@ -31,12 +30,6 @@ OUTSIDE = "outside"
 """The phase of whatever happens in the tracker but in no named phase."""
 
 _NO_FORWARD = ("backward", "optimizer step")
-
-
-@dataclass
-class _Log:
-    changes: list[tuple[Storage, int]] = field(default_factory=list)
-    marks: list[tuple[int, str, str]] = field(default_factory=list)
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -97,7 +90,7 @@ class MemoryTracker(TorchDispatchMode):
         self._phase = OUTSIDE
         self._live: dict[int, Storage] = {}
         self._live_bytes = 0
-        self._log = _Log()
+        self._log = Log()
         self._recent: list[Storage] = []
         self._handles: list[Any] = []
         self._used = False
@@ -163,7 +156,7 @@ class MemoryTracker(TorchDispatchMode):
         self._used = True
         self._parameters = list(self._model.parameters()) if self._model is not None else []
         with in_host_memory():
-            for tensor in self._host() if callable(self._host) else self._host:
+            for tensor in plain_tensors(list(self._host() if callable(self._host) else self._host)):
                 self._entry(tensor)
         self._name_known()
         for parameter in [*self._parameters, *self._watched]:
@@ -188,15 +181,15 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(_is_sharded(one) for one in types):
-            return NotImplemented  # it is torn into plain operators first, on the tensors of this rank
+        if any(hasattr(one, "_local_tensor") for one in types):
+            return NotImplemented  # a DTensor's operator is torn into plain ones first, on the tensors of this rank
         forward, operator = self._in_forward(), func.name()
         out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
+        for tensor in plain_tensors(out):
             self._see(tensor, func, args, kwargs, forward)
         if operator.startswith(MOVING):
-            for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, torch.Tensor) and (entry := self._live.get(id(leaf.untyped_storage()))):
+            for tensor in plain_tensors((args, kwargs)):
+                if entry := self._live.get(id(tensor.untyped_storage())):
                     entry.moved = True
         if not operator.startswith(SILENT):
             self._mark(operator)
@@ -275,11 +268,11 @@ class MemoryTracker(TorchDispatchMode):
         self._log.marks.append((len(self._log.changes), self._phase, operator))
 
     def _name(self, tensor: torch.Tensor, component: str) -> None:
-        entry = self._entry(tensor)
-        entry.name = entry.name or component
+        for part in plain_tensors(tensor):
+            entry = self._entry(part)
+            entry.name = entry.name or component
 
     def _entry(self, tensor: torch.Tensor) -> Storage:
-        tensor = tensor._local_tensor if _is_sharded(type(tensor)) else tensor  # type: ignore[attr-defined]
         return self._live.get(id(tensor.untyped_storage())) or self._add(tensor)
 
     def _name_gradient(self, parameter: torch.Tensor) -> None:
@@ -292,26 +285,12 @@ class MemoryTracker(TorchDispatchMode):
         for parameter in self._parameters:
             self._name_gradient(parameter)
         for state in self._optimizer.state.values() if self._optimizer is not None else ():
-            for tensor in _tensors(state):
+            for tensor in plain_tensors(state):
                 self._name(tensor, "optimizer state")
         for component, tensors in self._named.items():
             for tensor in tensors() if callable(tensors) else tensors:
                 self._name(tensor, component)
 
 
-def _is_sharded(kind: type) -> bool:
-    """Whether it is `torch.distributed.tensor.DTensor`, whose import takes a second that most trackers do not need."""
-    return hasattr(kind, "_local_tensor")
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among `values`; of one made of others (torchao's quantized state), those that hold its bytes."""
-    for leaf in tree_leaves(values):
-        if is_traceable_wrapper_subclass(leaf):
-            yield from _tensors([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
-        elif isinstance(leaf, torch.Tensor):
-            yield leaf
-
-
 def _is_view(storage: torch.UntypedStorage, inputs: Any) -> bool:
-    return any(tensor.untyped_storage() is storage for tensor in _tensors(inputs))
+    return any(tensor.untyped_storage() is storage for tensor in plain_tensors(inputs))

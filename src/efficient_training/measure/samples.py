@@ -63,3 +63,11 @@ class Storage:
         if self.name is None and self.moved:
             return "communication"
         return self.name or ("loss" if self.wide else "activations" if self.kept else "temporaries")
+
+
+@dataclass
+class Log:
+    """All changes of storages' sizes, and the moments between them: (changes so far, phase, operator)."""
+
+    changes: list[tuple[Storage, int]] = field(default_factory=list)
+    marks: list[tuple[int, str, str]] = field(default_factory=list)

@@ -14,6 +14,8 @@ from types import TracebackType
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from .parts import plain_tensors
+
 
 @dataclass(frozen=True)
 class SavedTensor:
@@ -34,17 +36,15 @@ class _Held:
         self.tensor = tensor.detach()
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with the numbers of this process: its part of a DTensor, what a collective in flight will fill."""
-    for wrapped in ("_local_tensor", "elem"):
-        tensor = getattr(tensor, wrapped, tensor)
-    return tensor
-
-
 @dataclass
 class _Storage:
     saved: SavedTensor
     holders: int = 0
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Where the numbers of this process are: those of its part of a DTensor, or what a collective in flight fills."""
+    return next(plain_tensors(tensor)).untyped_storage()
 
 
 class saved_tensors:
@@ -68,7 +68,7 @@ class saved_tensors:
 
     def __init__(self, exclude: Iterable[torch.Tensor] = ()) -> None:
         # The storages are kept, not only their identities, so that no identity is used again while this object lives.
-        self._excluded = {id(storage): storage for storage in (_own(tensor).untyped_storage() for tensor in exclude)}
+        self._excluded = {id(storage): storage for storage in map(_storage, exclude)}
         self._storages: dict[int, _Storage] = {}
         self._held = 0
         self._bytes = 0
@@ -102,7 +102,7 @@ class saved_tensors:
 
     def _pack(self, tensor: torch.Tensor) -> _Held:
         held = _Held(tensor)
-        storage = _own(tensor).untyped_storage()
+        storage = _storage(tensor)
         key = id(storage)
         if key not in self._excluded:
             entry = self._storages.get(key)

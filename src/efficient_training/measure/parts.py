@@ -1,0 +1,20 @@
+"""The plain tensors of which others are made: a DTensor's part on this rank, a quantized tensor's codes and scales."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+
+def plain_tensors(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among `values`, nested as they may be; of one made of others, those that hold its bytes.
+
+    Made of others are DTensors, tensors that a collective in flight will fill, and torchao's quantized ones.
+    """
+    for leaf in tree_leaves(values):
+        if is_traceable_wrapper_subclass(leaf):
+            yield from plain_tensors([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf
