@@ -28,11 +28,7 @@ class PlainTrainer(Trainer):
                 (self.scaler.scale(loss) if self.scaler else loss).backward()
             losses.append(loss.detach())
         with phase("optimizer step"):
-            if self.scaler:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                self.optimizer.step()
+            self.update()
         self.optimizer.zero_grad(set_to_none=True)
         return torch.stack(losses).sum()
 

@@ -105,14 +105,18 @@ class Trainer:
             total = loss.detach() if total is None else total + loss.detach()
             del loss
         with phase("optimizer step"), self._updating():
-            if self.scaler:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                self.optimizer.step()
+            self.update()
         self.optimizer.zero_grad(set_to_none=True)
         assert total is not None
         return total
+
+    def update(self) -> None:
+        """Step the optimizer; under a gradient scaler, unless it finds an overflow."""
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
 
     @property
     def states(self) -> torch.optim.Optimizer:
