@@ -4,17 +4,14 @@ import os
 import random
 import subprocess
 import sys
-from typing import Any
 
-import numpy as np
 import pytest
 from draws import draw
+from kinds import check_kinds
 
 from efficient_training.errors import UserError
-from efficient_training.ledger import PHASES
 from efficient_training.models import load_shape
-from efficient_training.price import named_sizes, price, price_sizes, words_of
-from efficient_training.price.ops import Expression, program
+from efficient_training.price import named_sizes, price, words_of
 from efficient_training.recipe import Recipe
 from efficient_training.trace import trace
 from efficient_training.workload import Workload
@@ -45,23 +42,7 @@ def _values(draw_one: random.Random) -> dict[str, int]:
 def test_one_definition_serves_ints_arrays_and_expressions(recipe: Recipe) -> None:
     words = words_of(load_shape("qwen2.5-7b"), recipe, accumulating=False)
     rows = [_values(random.Random(seed)) for seed in range(30)]
-    by_ints = [price_sizes(words, named_sizes(**row)) for row in rows]
-
-    arrays = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    by_arrays = price_sizes(words, named_sizes(**arrays))
-
-    names = {name: Expression.named(name) for name in rows[0]}
-    recorded = price_sizes(words, named_sizes(**names))
-    outputs = {(p, c): f"out{n}" for n, (p, c) in enumerate((p, c) for p in PHASES for c in recorded[p])}
-    lines = "\n".join(program({name: recorded[p][c] for (p, c), name in outputs.items()}))
-
-    for number, row in enumerate(rows):
-        scope: dict[str, Any] = {**row, "where": lambda condition, yes, no: yes if condition else no}
-        exec(lines, scope)
-        for (phase, component), name in outputs.items():
-            expected = by_ints[number][phase][component]
-            assert int(np.broadcast_to(by_arrays[phase][component], len(rows))[number]) == expected
-            assert scope[name] == expected
+    check_kinds(words, rows, lambda row: dict(named_sizes(**row)))
 
 
 def test_a_price_needs_no_torch() -> None:

@@ -4,15 +4,13 @@ import os
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from draws import draw_sharded
+from kinds import check_kinds
 
-from efficient_training.ledger import PHASES
 from efficient_training.models import load_shape
-from efficient_training.price import named_sizes, price, price_sizes, words_of
+from efficient_training.price import named_sizes, price, words_of
 from efficient_training.price.deepspeed import deepspeed_sizes
-from efficient_training.price.ops import Expression, program
 from efficient_training.price.parameters import owned_evenly, owned_sizes, parts_of
 from efficient_training.price.sizes import sharded_sizes, sizes_of
 from efficient_training.price.words import Words
@@ -57,18 +55,7 @@ def test_one_definition_serves_ints_arrays_and_expressions(sharding: str) -> Non
     recipe = Recipe(2, precision, "full", sharding=sharding, ranks=2)  # type: ignore[arg-type]
     words = words_of(load_shape("llama-3.1-8b"), recipe, accumulating=False)
     rows = [_row(seed) for seed in range(20)]
-    by_ints = [price_sizes(words, _sizes(words, row)) for row in rows]
-    by_arrays = price_sizes(words, _sizes(words, {name: np.array([row[name] for row in rows]) for name in rows[0]}))
-    recorded = price_sizes(words, _sizes(words, {name: Expression.named(name) for name in rows[0]}))
-    outputs = {(p, c): f"out{n}" for n, (p, c) in enumerate((p, c) for p in PHASES for c in recorded[p])}
-    lines = "\n".join(program({name: recorded[p][c] for (p, c), name in outputs.items()}))
-    for number, row in enumerate(rows):
-        scope: dict[str, Any] = {**row, "where": lambda condition, yes, no: yes if condition else no}
-        exec(lines, scope)
-        for (phase, component), name in outputs.items():
-            expected = by_ints[number][phase][component]
-            assert int(np.broadcast_to(by_arrays[phase][component], len(rows))[number]) == expected
-            assert scope[name] == expected
+    check_kinds(words, rows, lambda row: _sizes(words, row))
 
 
 def test_an_even_share_is_near_what_the_fullest_rank_owns() -> None:

@@ -4,7 +4,22 @@ from dataclasses import dataclass
 
 from .algebra import Size
 from .autograd import Gradients, Tensor
-from .operators import FLOAT, LONG, alias, clone, cut, graph_of, made_by, record, repeat_heads, scale, shift, to, view
+from .operators import (
+    FLOAT,
+    LONG,
+    alias,
+    back_to,
+    clone,
+    cut,
+    graph_of,
+    made_by,
+    record,
+    repeat_heads,
+    scale,
+    shift,
+    to,
+    view,
+)
 from .sizes import BATCH, HEADS, KV_HEADS, PADDED_HEAD_DIM, PADDED_SEQUENCE, SEQUENCE, TOKENS, Q
 
 
@@ -72,14 +87,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, statistics: list[Size]) ->
 
 def _pad(tensor: Tensor, heads: Size) -> Tensor:
     """`pad` of each head to a multiple of 8, for flash attention; backward cuts, which copies."""
-    before = tensor.numel
-
-    def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
-        g = gradients[0]
-        assert g is not None
-        return [graph_of(g).new(before, g.itemsize, heads_first=True)]
-
-    node = record([tensor], run)
+    node = record([tensor], back_to(tensor.numel))
     return made_by(node, graph_of(tensor).new(TOKENS * heads * PADDED_HEAD_DIM, tensor.itemsize))
 
 

@@ -7,7 +7,7 @@ backward functions `g` is the gradient that comes in. Where an operator broadcas
 from collections.abc import Sequence
 
 from .algebra import Size
-from .autograd import Gradients, Graph, Node, Parameter, Tensor
+from .autograd import Backward, Gradients, Graph, Node, Parameter, Tensor
 
 HALF, FLOAT, LONG = 2, 4, 8
 """Bytes of one element in bf16 or fp16, in fp32, and in int64."""
@@ -186,29 +186,26 @@ def clone(tensor: Tensor, heads_first: bool = False) -> Tensor:
     return made_by(node, graph_of(tensor).new(tensor.numel, tensor.itemsize, heads_first=heads_first))
 
 
-def repeat_heads(tensor: Tensor, numel: Size) -> Tensor:
-    """`repeat_interleave` of heads: `expand`, then `clone` to `numel` elements; backward sums, heads first."""
-    before = tensor.numel
+def back_to(numel: Size) -> Backward:
+    """A backward that makes one gradient of `numel` elements, heads first."""
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
         g = gradients[0]
         assert g is not None
-        return [graph_of(g).new(before, g.itemsize, heads_first=True)]
+        return [graph_of(g).new(numel, g.itemsize, heads_first=True)]
 
-    node = record([tensor], run)
+    return run
+
+
+def repeat_heads(tensor: Tensor, numel: Size) -> Tensor:
+    """`repeat_interleave` of heads: `expand`, then `clone` to `numel` elements; backward sums, heads first."""
+    node = record([tensor], back_to(tensor.numel))
     return made_by(node, graph_of(tensor).new(numel, tensor.itemsize, heads_first=True))
 
 
 def cut(tensor: Tensor, numel: Size) -> Tensor:
     """`numel` elements of a tensor, as a view; `slice_backward` makes the whole, zeros in the rest, heads first."""
-    whole = tensor.numel
-
-    def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
-        g = gradients[0]
-        assert g is not None
-        return [graph_of(g).new(whole, g.itemsize, heads_first=True)]
-
-    return made_by(record([tensor], run), view(tensor, numel))
+    return made_by(record([tensor], back_to(tensor.numel)), view(tensor, numel))
 
 
 def concatenate(left: Tensor, right: Tensor, numel: Size) -> Tensor:
