@@ -14,8 +14,8 @@ from references that Python holds, and none from a stream, so that what is alloc
 - `FSDPParamGroup.post_backward`, `foreach_reduce`: an input buffer of the whole unit in the dtype of the reduction,
   which lives until the next unit's (`ReduceScatterState`), beside the unit's own gradients while it is filled; then the
   reduced shard. The last gradient lives until the function returns: its loop variable holds it;
-- the root unit is never resharded between forward and backward (`FSDPState._lazy_init`), and reduced after all others
-  (`_root_post_backward_final_callback`), since token ids have no gradient that could tell when it is done.
+- the root unit is by default not resharded between forward and backward (`FSDPState._lazy_init`), and reduced after
+  all others (`_root_post_backward_final_callback`), since token ids have no gradient that could tell when it is done.
 """
 
 from .algebra import Size
