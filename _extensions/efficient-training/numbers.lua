@@ -89,6 +89,9 @@ function numbers.format(value, unit_name, fmt, wanted, units)
   if not text:find("[1-9]") then text = text:gsub("^-", "") end
   local digits, sign, exponent = text:match("^(.-)e([+-])0*(%d+)$")
   digits = digits or text
+  if exponent == "0" then
+    digits, exponent = number == 0 and "0" or digits, nil
+  end
   if grouped then digits = group(digits) end
   return {
     digits = digits:gsub("^-", MINUS),
