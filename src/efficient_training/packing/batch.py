@@ -89,8 +89,8 @@ def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     transformers finds the documents by their positions, but only without a 2-D attention mask and without a cache
     (`use_cache` is true by default). The boundaries are handed on too, under the names of its flash attention.
 
-    Raises `UserError` where the positions are missing or go on across a boundary, a document's first token is a target,
-    or there is an attention mask.
+    Raises `UserError` where the positions are missing, a document's first token is a target, or there is an attention
+    mask; and, of a batch that has its boundaries (`cu_seq_lens`), where the positions go on across one.
     """
     if "position_ids" not in batch:
         raise UserError(
