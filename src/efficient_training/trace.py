@@ -4,23 +4,17 @@ Fake tensors have shapes, dtypes and storages, but no data, so that the step of 
 its time. Deep models are not even built: two shallow ones are traced, and what a block adds is added for the others.
 """
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .cuda_rules import as_on_cuda
 from .errors import UserError
 from .fake_ranks import one_of
-from .fields import to_mapping
 from .ledger import PHASES, Ledger
 from .measure.memory import MemoryTracker
 from .measure.samples import Sample
@@ -32,13 +26,6 @@ from .workload import Workload
 Kernels = Literal["cuda", "cpu"]
 Timeline = dict[str, list[Sample]]
 Build = Callable[[ModelShape, Recipe], Trainer]
-
-KEYED = (
-    *("trace.py", "run.py", "losses.py", "chunks.py", "blocks.py", "attention.py", "cuda_rules.py", "host.py"),
-    *("measure/memory.py", "measure/parts.py", "measure/samples.py", "measure/places.py"),
-    *("ranks.py", "fake_ranks.py", "ownership.py", "host_shards.py"),
-)
-"""The package's files on which a trace depends: a cached one is kept no longer than they stay as they are."""
 
 SHALLOW_SEGMENTS, SHALLOW_UNITS = 3, 4
 """Checkpointed segments of the shallower trace: a first, a last, and one between; under FSDP2 two, as those between
@@ -149,7 +136,6 @@ def trace(
     workload: Workload,
     recipe: Recipe,
     kernels: Kernels = "cuda",
-    cache: Path | None = None,
     build: Build = build_trainer,
 ) -> Ledger:
     """The ledger of `recipe` for `workload`: with CUDA's attention kernels, or with those of the CPU.
@@ -157,18 +143,9 @@ def trace(
     The bytes at each instant are affine in the number of segments of blocks, so that two shallow models, one segment
     apart, give those of any deeper one: instants are matched from the start of a phase and from its end, and the peak
     is the largest. In between, what a segment adds is the same for each, so no instant there exceeds both ends.
-    `cache`: a folder in which traces are kept, by recipe, workload and versions. `build` may give another loop.
+    `build` may give another loop. Raises `UserError` as `trace_timeline`.
     """
-    path = cache / f"{_key(workload, recipe, kernels, build)}.json" if cache else None
-    if path is not None and path.exists():
-        return Ledger.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
-    ledger = ledger_of(deep_timeline(workload, recipe, kernels, build), "traced")
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(ledger.to_json()), encoding="utf-8")
-        part.replace(path)
-    return ledger
+    return ledger_of(deep_timeline(workload, recipe, kernels, build), "traced")
 
 
 def deep_timeline(
@@ -218,11 +195,3 @@ def affine(few: Sample, more: Sample, further: int) -> Sample:
 def _affine(few: Mapping[str, int], more: Mapping[str, int], further: int) -> dict[str, int]:
     names = [*few, *(name for name in more if name not in few)]
     return {name: few.get(name, 0) + further * (more.get(name, 0) - few.get(name, 0)) for name in names}
-
-
-def _key(workload: Workload, recipe: Recipe, kernels: Kernels, build: Build) -> str:
-    made = [to_mapping(workload), to_mapping(recipe), kernels, build.__qualname__]
-    made += [torch.__version__, transformers.__version__]
-    package = Path(__file__).parent
-    made += [(package / name).read_text(encoding="utf-8") for name in KEYED]
-    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:32]
