@@ -25,6 +25,7 @@ from .host_shards import kept_on_host, shards_on_host
 from .measure.places import in_host_memory
 from .recipe import FSDP, Recipe
 from .run import PhaseContext, Trainer, _no_phase, adamw_flags, build_optimizer, loss_of
+from .sharding.held import gathered_parameters
 
 FAKE = "fake"
 """The name of torch's process group that has ranks, but no other process: that of a trace."""
@@ -70,7 +71,7 @@ class RankTrainer(Trainer):
 
     def watched(self) -> list[nn.Parameter]:
         """FSDP2's gathered parameters, once they have been gathered: they get the gradients, to be reduced."""
-        return list(_gathered(self.model))
+        return list(gathered_parameters(self.model))
 
     def on_host(self) -> Iterable[torch.Tensor]:
         """FSDP2's shards, their gradients and the optimizer's state, where the recipe offloads them."""
@@ -147,7 +148,7 @@ def _keep_gathered(whole: nn.Module, saving: SavedOnHost) -> None:
     """Before each unit's forward, when FSDP2 has gathered its weights, tell `saving` that they are weights."""
     for module in whole.modules():
         if isinstance(module, FSDPModule):
-            module.register_forward_pre_hook(lambda unit, inputs: saving.keep(_gathered(unit)))
+            module.register_forward_pre_hook(lambda unit, inputs: saving.keep(gathered_parameters(unit)))
 
 
 def device_mesh(device: str, recipe: Recipe) -> DeviceMesh:
@@ -177,11 +178,3 @@ def _reduce_at_once(state: object, bucket: dist.GradBucket) -> torch.futures.Fut
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
-
-
-def _gathered(model: nn.Module) -> Iterable[nn.Parameter]:
-    # No public way leads to the parameters that FSDP2 puts in place of the sharded ones.
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                yield from (p._unsharded_param for p in group.fsdp_params if hasattr(p, "_unsharded_param"))

@@ -57,6 +57,16 @@ def gathered(model: nn.Module) -> int:
     return storage_bytes(output for part in _fsdp_parameters(model) for output in part.all_gather_outputs)
 
 
+def gathered_parameters(model: nn.Module) -> Iterable[nn.Parameter]:
+    """The whole parameters that FSDP2 puts in place of the shards of `model` and its modules, once they were gathered.
+
+    No public way leads to them. They get the gradients, until these are reduced.
+    """
+    for part in _fsdp_parameters(model):
+        if hasattr(part, "_unsharded_param"):
+            yield part._unsharded_param
+
+
 def _weights(parameters: Iterable[Any]) -> Iterable[torch.Tensor]:
     for parameter in parameters:
         yield parameter
@@ -71,8 +81,9 @@ def _gradients(model: nn.Module, parameters: Iterable[torch.Tensor]) -> Iterable
     for part in _fsdp_parameters(model):  # of micro-batches whose gradients have not been reduced yet
         if part.unsharded_accumulated_grad is not None:
             yield part.unsharded_accumulated_grad
-        if hasattr(part, "_unsharded_param") and part._unsharded_param.grad is not None:
-            yield part._unsharded_param.grad
+    for parameter in gathered_parameters(model):
+        if parameter.grad is not None:
+            yield parameter.grad
 
 
 def _engine_gradients(optimizer: Any) -> Iterable[torch.Tensor]:
