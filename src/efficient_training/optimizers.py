@@ -53,7 +53,7 @@ def build(
     if word.startswith("bnb"):
         bnb = _package("bitsandbytes", word)
         made: Optimizer = getattr(bnb.optim, _BNB[word])(trained.values(), **common)
-        for name in full_precision:
+        for name in trained.keys() & full_precision:
             _keep_32_bits(bnb, trained[name])
         return made
     if word.startswith("torchao"):
@@ -103,7 +103,9 @@ class Lion(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                if not self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+                momentum = self.state[p]["momentum"]
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(torch.sign(momentum * beta1 + p.grad * (1 - beta1)), alpha=-group["lr"])
                 momentum.mul_(beta2).add_(p.grad, alpha=1 - beta2)
