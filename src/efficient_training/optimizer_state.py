@@ -5,13 +5,12 @@ them with what a step leaves in memory. They need shapes and the width of an ele
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
-
 from .errors import UserError
+from .measure.parts import plain_tensors
 
 Word = Literal[
     "adamw",
@@ -134,16 +133,5 @@ def _moments(word: str) -> int:
 
 def held_bytes(optimizer: Any) -> int:
     """Bytes of the tensors in an optimizer's state, each storage once, those inside of tensor subclasses too."""
-    tensors = (t for state in optimizer.state.values() for value in state.values() for t in _plain(value))
-    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(held.values())
-
-
-def _plain(value: Any) -> Iterable[torch.Tensor]:
-    if not isinstance(value, torch.Tensor):
-        return
-    if hasattr(value, "__tensor_flatten__"):
-        for name in value.__tensor_flatten__()[0]:
-            yield from _plain(getattr(value, name))
-    else:
-        yield value
+    storages = (tensor.untyped_storage() for tensor in plain_tensors(list(optimizer.state.values())))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
