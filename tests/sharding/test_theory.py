@@ -10,9 +10,8 @@ from efficient_training.sharding.theory import (
     FP32,
     MIXED_WITH_MASTER,
     StateDtypes,
-    chunk_rows,
-    greedy_parts,
     ideal_bytes,
+    shard_rows,
     state_bytes,
 )
 from efficient_training.sharding.words import STRATEGIES
@@ -45,8 +44,8 @@ def test_one_rank_holds_everything_under_every_strategy() -> None:
 
 
 def test_fsdp_cuts_rows_and_pads_to_whole_chunks() -> None:
-    assert [chunk_rows(7, 4, rank) for rank in range(4)] == [(2, 2), (2, 2), (2, 2), (1, 2)]
-    assert [chunk_rows(2, 4, rank) for rank in range(4)] == [(1, 1), (1, 1), (0, 1), (0, 1)]
+    assert [shard_rows(7, 4, rank) for rank in range(4)] == [(2, 2), (2, 2), (2, 2), (1, 2)]
+    assert [shard_rows(2, 4, rank) for rank in range(4)] == [(1, 1), (1, 1), (0, 1), (0, 1)]
     last = state_bytes("fsdp", UNITS, 4, 3)
     # Chunks of 2 x 4, 1, 2 x 3 and 2 numbers are allocated; owned are 1 x 4, 1, and, of 5 rows, none.
     assert last["weights"] == last["gradients"] == 4 * (8 + 1 + 6 + 2)
@@ -66,8 +65,11 @@ def test_hsdp_is_fsdp_within_a_group() -> None:
 
 
 def test_zero1_hands_out_whole_parameters() -> None:
-    shapes = [shape for unit in UNITS for shape in unit]
-    assert greedy_parts(shapes, 2) == [[(7, 4)], [(5, 3), (5,), (4,)]]
+    # 28 numbers to the first, and 15, 5 and 4 to the second of two ranks.
+    assert [state_bytes("zero1", UNITS, 2, rank)["optimizer state"] for rank in range(2)] == [
+        8 * 28 + 4,
+        8 * 24 + 3 * 4,
+    ]
     assert state_bytes("zero1", UNITS, 8, 7)["optimizer state"] == 0
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ..ledger import Component, Place
+from ..recipe import Offload
 from ..sharding.held import storage_bytes
 from .swap import swapped_bytes
-from .traffic import Offload
 
 Held = dict[str, dict[str, int]]
 """Bytes by place and component."""

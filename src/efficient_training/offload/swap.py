@@ -63,7 +63,7 @@ def swap_plan(
     stays = dict(disk)
 
     def put(component: str, size: int, *, swapped: bool) -> None:
-        (disk if swapped else stays)[component] += _aligned(size) if swapped else size
+        (disk if swapped else stays)[component] += aligned(size) if swapped else size
 
     groups = sub_groups(sizes, sub_group_size)
     for group in groups:
@@ -78,7 +78,7 @@ def swap_plan(
             put("gradients", 4 * size - whole, swapped=False)
     for size in sizes:
         put("weights", 2 * size, swapped=parameters and 2 * size >= least)
-    largest = max(_aligned(4 * sum(group)) for group in groups)
+    largest = max(aligned(4 * sum(group)) for group in groups)
     return SwapPlan(disk, buffers * largest, stays)
 
 
@@ -97,7 +97,8 @@ def largest_parameter(model: nn.Module) -> int:
     return max(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """`size` bytes with the padding of a swapped tensor."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

@@ -5,9 +5,9 @@ For bf16 weights with fp32 master weights and Adam, and gradients present: the i
 
 from collections.abc import Sequence
 
+from ..recipe import Offload
 from .held import Held
-from .swap import ALIGNMENT, BUFFERS, SMALLEST, sub_groups, swap_plan
-from .traffic import Offload
+from .swap import BUFFERS, SMALLEST, aligned, sub_groups, swap_plan
 
 WEIGHT_BUFFERS = 5
 """Buffers on the host, of the size of the largest parameter, through which weights go (`buffer_count`)."""
@@ -46,13 +46,9 @@ def _swapped(offload: Offload, sizes: Sequence[int], sub_group_size: int, block:
     device = {}
     if parameters:
         largest = max(sub_groups(sizes, sub_group_size), key=sum)
-        host["temporaries"] += WEIGHT_BUFFERS * _aligned(2 * max(sizes)) + sum(_aligned(2 * size) for size in largest)
+        host["temporaries"] += WEIGHT_BUFFERS * aligned(2 * max(sizes)) + sum(aligned(2 * size) for size in largest)
         host["weights"] += SCALAR if plan.disk["weights"] else 0
     else:
         device["weights"] = host.pop("weights")
     places = {"device": device, "host": host, "disk": plan.disk}
     return {place: {name: size for name, size in parts.items() if size} for place, parts in places.items()}
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

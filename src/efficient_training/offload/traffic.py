@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import UserError
+from ..recipe import Offload
 
-Offload = Literal["none", "optimizer", "parameters", "optimizer-nvme", "parameters-nvme"]
 Link = Literal["up", "down", "read", "write"]
 LINKS: tuple[Link, ...] = ("up", "down", "read", "write")
 """Host to GPU, GPU to host, disk to host, host to disk."""

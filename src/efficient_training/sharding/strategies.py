@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import UserError
+from ..recipe import FSDP
 from .words import check_strategy
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -68,7 +69,7 @@ def shard(
     check_strategy(strategy)
     if strategy.startswith("deepspeed"):
         raise UserError(f"sharding: {strategy} makes its own engine: use efficient_training.sharding.engine.engine")
-    fsdp2 = strategy in ("fsdp", "fsdp-no-reshard", "hsdp")
+    fsdp2 = strategy in FSDP
     if not fsdp2 and (policy is not None or mesh is not None):
         raise UserError(f"sharding: {strategy} takes neither a policy nor a mesh; they are FSDP2's")
     if fsdp2:

@@ -7,7 +7,7 @@ then the last two, then all three (Rajbhandari et al. 2020, https://arxiv.org/ab
 Libraries cut along other lines, and pad. `state_bytes` follows them: FSDP2 cuts each parameter's first dimension into
 N chunks of equal size (`FSDPParam._init_sharded_param`); FSDP1 cuts each unit's flat parameter; DeepSpeed cuts all
 parameters laid end to end (stages 1 and 2, `DeepSpeedZeroOptimizer`) or each by itself (stage 3, `_partition_param`);
-ZeroRedundancyOptimizer gives whole parameters to ranks, the largest first (`_partition_parameters`).
+ZeroRedundancyOptimizer gives whole parameters to ranks (`ownership.owned_by_rank`).
 """
 
 import math
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..ownership import owned_by_rank
+from ..recipe import FSDP
 from .words import check_strategy
 
 STEP_BYTES = 4
@@ -78,7 +80,7 @@ def state_bytes(
         raise UserError(f"sharding: rank must be from 0 to {ranks - 1}, got {rank}")
     if strategy.startswith("fsdp1"):
         return _fsdp1(units, 1 if strategy == "fsdp1-no-shard" else ranks, dtypes)
-    if strategy in ("fsdp", "fsdp-no-reshard", "hsdp"):
+    if strategy in FSDP:
         part = (shard_ranks or 2) if strategy == "hsdp" else ranks
         return _fsdp(units, part, rank % part, dtypes)
     shapes = [shape for unit in units for shape in unit]
@@ -86,28 +88,16 @@ def state_bytes(
         return _deepspeed_flat(shapes, ranks, rank, dtypes)
     if strategy == "deepspeed-3":
         return _deepspeed_each(shapes, ranks, dtypes)
-    mine = shapes if strategy == "ddp" else greedy_parts(shapes, ranks)[rank]
-    total = sum(math.prod(shape) for shape in shapes)
-    return _states(
-        total * dtypes.weight, total * dtypes.gradient, sum(math.prod(s) for s in mine), len(mine), dtypes, 0
-    )
+    elements = [math.prod(shape) for shape in shapes]
+    total = sum(elements)
+    mine = elements if strategy == "ddp" else [elements[one] for one in owned_by_rank(elements, ranks)[rank]]
+    return _states(total * dtypes.weight, total * dtypes.gradient, sum(mine), len(mine), dtypes, 0)
 
 
-def chunk_rows(rows: int, ranks: int, rank: int) -> tuple[int, int]:
+def shard_rows(rows: int, ranks: int, rank: int) -> tuple[int, int]:
     """Rows of a first dimension that `rank` owns, and rows that it allocates for them: ceil(rows / ranks)."""
     chunk = math.ceil(rows / ranks)
     return max(0, min(rows - rank * chunk, chunk)), chunk
-
-
-def greedy_parts(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[list[tuple[int, ...]]]:
-    """ZeroRedundancyOptimizer's division: each parameter, the largest first, to the rank with the least so far."""
-    parts: list[list[tuple[int, ...]]] = [[] for _ in range(ranks)]
-    sizes = [0] * ranks
-    for shape in sorted(shapes, key=math.prod, reverse=True):
-        least = sizes.index(min(sizes))
-        parts[least].append(shape)
-        sizes[least] += math.prod(shape)
-    return parts
 
 
 def _states(
@@ -125,7 +115,7 @@ def _fsdp(units: Sequence[Sequence[tuple[int, ...]]], part: int, index: int, dty
     owned = padded = tensors = 0
     for unit in units:
         for rows, *rest in unit:
-            mine, chunk = chunk_rows(rows, part, index)
+            mine, chunk = shard_rows(rows, part, index)
             owned += mine * math.prod(rest)
             padded += chunk * math.prod(rest)
             tensors += 1
