@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.config import ScalingGranularity
+from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 from torchao.prototype.mx_formats.mx_tensor import to_mx
-from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
+from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
 from efficient_training import fp8
 from efficient_training.errors import UserError
 from efficient_training.fp8 import E4M3, E5M2, DelayedScale, Rates, per_row, per_tensor, saturate
+from efficient_training.measure.saved import saved_tensors
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "notebooks" / "08-fp8.ipynb"
@@ -67,8 +70,11 @@ def test_nvfp4_is_torchaos_and_ties_go_to_even() -> None:
     x = spread(16, 64, seed=2)
     x[3], x[4, :16] = 0, torch.tensor([6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0] * 2)
     ours = fp8.nvfp4(x)
-    scales, packed = nvfp4_quantize(x, per_tensor_scale=ours.global_scale)
+    total = per_tensor_amax_to_scale(x.abs().max())
+    scales, packed = nvfp4_quantize(x, per_tensor_scale=total)
     assert ours.scales is not None
+    assert ours.global_scale is not None
+    assert torch.equal(ours.global_scale, total)
     assert torch.equal(ours.scales.float(), scales.view_as(ours.scales).float())
     assert torch.equal(ours.data, torch.stack([packed & 15, packed >> 4], -1).flatten(-2))
     exact = torch.tensor([[6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0] * 2]) * 448
@@ -114,6 +120,37 @@ def test_hybrid_linear_is_torchaos_emulated_one() -> None:
     for ours, other in ((out, expected), (a.grad, b.grad), (weight.grad, theirs[0].weight.grad)):
         assert other is not None
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-4 * other.abs().max().item())
+
+
+def test_one_layout_gives_the_same_and_keeps_transposed_copies() -> None:
+    x, w, g = spread(32, 64, seed=4), spread(48, 64, seed=5).requires_grad_(), spread(32, 48, seed=6)
+    results = {}
+    for one_layout in (False, True):
+        inputs = x.clone().requires_grad_()
+        with saved_tensors(exclude=[w]) as saved:
+            out = fp8.linear(inputs, w, one_layout=one_layout)
+        kept = sorted(each.shape for each in saved.tensors if each.dtype == E4M3)
+        assert kept == ([(48, 64), (64, 32), (64, 48)] if one_layout else [(32, 64), (48, 64)])
+        results[one_layout] = (out, *torch.autograd.grad(out, (inputs, w), g))
+    for first, second in zip(results[False], results[True], strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4 * second.abs().max().item())
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_rows_are_torchaos(dtype: torch.dtype, power_of_two: bool) -> None:
+    x = spread(16, 64, seed=7)
+    x[3] = 0
+    ours = per_row(x, dtype, power_of_two=power_of_two)
+    scale = tensor_to_scale(
+        x,
+        dtype,
+        scaling_granularity=ScalingGranularity.AXISWISE,
+        axiswise_dim=-1,
+        round_scales_to_power_of_2=power_of_two,
+    )
+    assert torch.equal(ours.scale, scale)
+    assert torch.equal(ours.data.view(torch.uint8), to_fp8_saturated(x * scale, dtype).view(torch.uint8))
 
 
 def test_refusals_are_one_clear_line() -> None:

@@ -226,9 +226,37 @@ class HybridLinear(torch.autograd.Function):
         return g @ Scaled(w, sw).dequantize(), g.T @ Scaled(x, sx).dequantize(), None
 
 
-def linear(x: torch.Tensor, w: torch.Tensor, *, backward_dtype: torch.dtype = E5M2) -> torch.Tensor:
-    """`F.linear` without a bias, in emulated hybrid fp8 (or with another format of the gradients)."""
-    out: torch.Tensor = HybridLinear.apply(x.flatten(0, -2), w, backward_dtype)
+class OneLayoutLinear(HybridLinear):
+    """`HybridLinear` for a device that multiplies in one layout, for which backward's operands are transposed copies.
+
+    Of the input the transposed copy alone is kept, of the weight both, whose first serves the next forward as well.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, backward_dtype: torch.dtype) -> torch.Tensor:
+        """x (tokens, in), w (out, in); returns (tokens, out) in fp32."""
+        x8, w8 = per_tensor(x), per_tensor(w)
+        ctx.save_for_backward(x8.data.T.contiguous(), x8.scale, w8.data, w8.data.T.contiguous(), w8.scale)
+        ctx.backward_dtype = backward_dtype
+        return x8.dequantize() @ w8.dequantize().T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """Gradients of x and of w."""
+        x, sx, _, w, sw = ctx.saved_tensors
+        g = current(gradients[0], ctx.backward_dtype)
+        return g @ Scaled(w, sw).dequantize().T, g.T @ Scaled(x, sx).dequantize().T, None
+
+
+def linear(
+    x: torch.Tensor, w: torch.Tensor, *, backward_dtype: torch.dtype = E5M2, one_layout: bool = False
+) -> torch.Tensor:
+    """`F.linear` without a bias, in emulated hybrid fp8 (or with another format of the gradients).
+
+    With `one_layout` it keeps transposed copies for backward, as a device needs them that multiplies in one layout.
+    """
+    kind = OneLayoutLinear if one_layout else HybridLinear
+    out: torch.Tensor = kind.apply(x.flatten(0, -2), w, backward_dtype)
     return out.view(*x.shape[:-1], -1)
 
 
