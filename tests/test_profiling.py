@@ -86,6 +86,7 @@ def test_the_figure_is_drawn(tiny: str, tmp_path: Path, name: str) -> None:
         (["--model", "gpt2", "--seq", "4096"], "more than the 1024 positions"),
         (["--model", "gpt2", "--seq", "8", "--set", "precision=fp64"], "precision must be one of fp32"),
         (["--model", "gpt2", "--seq", "8", "--set", "precision"], "write it as field=value"),
+        (["--model", "gpt2", "--seq", "8", "--set", "precision=[bf16"], "'[bf16' is not YAML; write a word"),
         (["--model", "gpt2", "--seq", "8", "--set", "precison=fp32"], "has no field 'precison'"),
         (["--model", "gpt2", "--seq", "8", "--micro-batch", "0"], "micro_batch must be above zero"),
         (["--model", "gpt2", "--seq", "8", "--view", "guessed"], "no such view; known: priced, traced, run"),

@@ -19,10 +19,11 @@ Component = Literal[
     "temporaries",
     "communication",
 ]
-View = Literal["run", "traced", "priced"]
+View = Literal["priced", "traced", "run"]
 PLACES: tuple[Place, ...] = get_args(Place)
 PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+VIEWS: tuple[View, ...] = get_args(View)
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Ledger:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        _known(self.view, VIEWS, "view")
         for place, phases in self.entries.items():
             _known(place, PLACES, "place")
             for phase, components in phases.items():

@@ -26,8 +26,8 @@ from .measure.rates import matmul_rate, update_rate
 from .measure.snapshot import failure_in, read_snapshot, recorded
 from .measure.timing import time_steps
 from .plain import build_plain
-from .recipe import Recipe, accumulation_steps
-from .run import AUTOCAST, Trainer, build_trainer
+from .recipe import Recipe
+from .run import AUTOCAST, Trainer, build_trainer, random_window
 from .trace import Timeline, ledger_of, track_step
 from .workload import Workload
 
@@ -48,7 +48,7 @@ def run_timeline(workload: Workload, recipe: Recipe, device: str = "cpu", seed: 
         raise UserError("run: a compiled model has no ledger; measure it on a GPU, or set compile: false")
     torch.manual_seed(seed)
     trainer = build_trainer(workload.model, recipe, device)
-    return track_step(trainer, _window(workload, recipe, device), workload.model.vocab)
+    return track_step(trainer, random_window(workload, recipe, device), workload.model.vocab)
 
 
 def measure_step(
@@ -117,7 +117,7 @@ def _measure(
 ) -> Json:
     torch.manual_seed(seed)
     trainer = build(work.model, how, device)
-    window = _window(work, how, device)
+    window = random_window(work, how, device)
     losses: list[torch.Tensor] = []
     seconds = time_steps(
         lambda timer: losses.append(trainer.step(window, where.watch(timer.phase))), device, steps=steps, warmup=warmup
@@ -162,7 +162,7 @@ def measure_isolated(
     the result of the same call within the last hour is taken from there, so that a run that broke off goes on where
     it was. Raises `IsolatedRunFailed` on any other failure.
     """
-    arguments = {"workload": _full(workload), "recipe": to_mapping(recipe), **options}
+    arguments = {"workload": to_mapping(workload), "recipe": to_mapping(recipe), **options}
     path = keep / f"{_key(arguments)}.json" if keep else None
     if path is not None and path.exists() and time.time() - path.stat().st_mtime < KEPT_FOR_S:
         kept: Json = json.loads(path.read_text(encoding="utf-8"))
@@ -181,16 +181,6 @@ def measure_isolated(
         part.write_text(json.dumps(result), encoding="utf-8")
         part.replace(path)
     return result
-
-
-def _window(workload: Workload, recipe: Recipe, device: str | torch.device) -> list[torch.Tensor]:
-    size = (recipe.micro_batch, workload.sequence_length)
-    ids = [torch.randint(0, workload.model.vocab, size) for _ in range(accumulation_steps(workload, recipe))]
-    return [one.to(device) for one in ids]
-
-
-def _full(workload: Workload) -> Json:
-    return {**asdict(workload), "model": asdict(workload.model)}
 
 
 def _key(arguments: Json) -> str:

@@ -76,15 +76,13 @@ def _run_losses(workload: Workload, recipe: Recipe, device: Any, rank: int, wind
 def _run_case(workload: Workload, recipe: Recipe, device: Any, rank: int) -> Ledger:
     import torch
 
-    from efficient_training.run import build_trainer
+    from efficient_training.run import build_trainer, random_window
     from efficient_training.trace import ledger_of, track_step
 
     torch.manual_seed(0)
     trainer = build_trainer(workload.model, recipe, device)
     torch.manual_seed(1 + rank)
-    size = (recipe.micro_batch, workload.sequence_length)
-    steps = workload.sequences_per_step // (recipe.micro_batch * recipe.ranks)
-    window = [torch.randint(0, workload.model.vocab, size).to(device) for _ in range(steps)]
+    window = random_window(workload, recipe, device)
     return ledger_of(track_step(trainer, window, workload.model.vocab), "run")
 
 

@@ -10,13 +10,13 @@ import torch
 
 from .models import ModelShape
 from .recipe import Recipe
-from .run import AUTOCAST, PhaseContext, Trainer, _no_phase, build_trainer
+from .run import AUTOCAST, PhaseContext, Trainer, build_trainer, no_phase
 
 
 class PlainTrainer(Trainer):
     """A `Trainer` whose step is the plain loop; its loss is the one in transformers, whatever the recipe's `loss`."""
 
-    def step(self, window: Sequence[torch.Tensor], phase: PhaseContext = _no_phase) -> torch.Tensor:
+    def step(self, window: Sequence[torch.Tensor], phase: PhaseContext = no_phase) -> torch.Tensor:
         """One optimizer step over a window of micro-batches (sequences, tokens); the mean of their mean losses."""
         dtype, model = AUTOCAST.get(self.recipe.precision), cast(Any, self.model)
         losses = []

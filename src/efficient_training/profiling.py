@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from .errors import UserError
 from .fields import from_mapping, to_mapping
-from .ledger import COMPONENTS, PHASES, PLACES, Ledger, Place
+from .ledger import COMPONENTS, PHASES, PLACES, VIEWS, Ledger, Place, View
 from .models import load_shape
 from .recipe import Recipe, accumulation_steps
 from .workload import Workload
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .trace import Timeline
 
-View = Literal["priced", "traced", "run"]
-VIEWS: tuple[View, ...] = ("priced", "traced", "run")
 MIB = 2**20
 FIGURE_FORMATS = (".png", ".svg")
 
@@ -60,7 +58,10 @@ def read_recipe(path: Path | None, settings: Sequence[str], micro_batch: int | N
         name, separator, value = setting.partition("=")
         if not separator:
             raise UserError(f"--set {setting}: write it as field=value, like precision=bf16-autocast")
-        fields[name.strip()] = yaml.safe_load(value)
+        try:
+            fields[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set {setting}: {value!r} is not YAML; write a word, a number, true or false") from None
     if micro_batch is not None:
         fields["micro_batch"] = micro_batch
     fields.setdefault("micro_batch", 1)
@@ -89,7 +90,8 @@ def profile(workload: Workload, recipe: Recipe, view: View) -> tuple[Ledger, "Ti
 
         return price(workload, recipe), None
     try:
-        from .trace import ledger_of, trace, trace_timeline, track_step
+        from .measured import run_timeline
+        from .trace import ledger_of, trace, trace_timeline
     except ModuleNotFoundError as error:
         raise UserError(f"this environment has no {error.name}, which --view {view} needs; use --view priced") from None
     accumulation_steps(workload, recipe)
@@ -102,15 +104,7 @@ def profile(workload: Workload, recipe: Recipe, view: View) -> tuple[Ledger, "Ti
         from .measured_ranks import ledgers_on_ranks
 
         return ledgers_on_ranks([(workload, recipe)], timeout_s=None, progress=True)[0][0], None
-    import torch
-
-    from .run import build_trainer
-
-    torch.manual_seed(0)
-    size = (recipe.micro_batch, workload.sequence_length)
-    steps = accumulation_steps(workload, recipe)
-    window = [torch.randint(0, workload.model.vocab, size) for _ in range(steps)]
-    timeline = track_step(build_trainer(workload.model, recipe), window, workload.model.vocab)
+    timeline = run_timeline(workload, recipe)
     return ledger_of(timeline, "run"), timeline
 
 

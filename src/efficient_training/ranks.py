@@ -24,7 +24,7 @@ from .host import SavedOnHost
 from .host_shards import kept_on_host, shards_on_host
 from .measure.places import in_host_memory
 from .recipe import FSDP, Recipe
-from .run import PhaseContext, Trainer, _no_phase, adamw_flags, build_optimizer, loss_of
+from .run import PhaseContext, Trainer, adamw_flags, build_optimizer, loss_of, no_phase
 from .sharding.held import gathered_parameters
 
 FAKE = "fake"
@@ -50,7 +50,7 @@ class RankTrainer(Trainer):
     held whole.
     """
 
-    def step(self, window: Any, phase: PhaseContext = _no_phase) -> torch.Tensor:
+    def step(self, window: Any, phase: PhaseContext = no_phase) -> torch.Tensor:
         """As `Trainer.step`, over the windows of all ranks; the mean loss a token of all of them."""
         with shards_on_host() if self.recipe.offload != "none" else nullcontext():
             loss = super().step(window, phase) / self.recipe.ranks

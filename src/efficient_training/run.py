@@ -11,15 +11,17 @@ from torch import nn
 from .attention import implementation
 from .blocks import apply_checkpointing
 from .host import SavedOnHost
-from .losses import IGNORE, shift_labels, token_loss_sum
+from .losses import shift_labels, token_loss_sum
 from .models import ModelShape
-from .recipe import Recipe
+from .recipe import Recipe, accumulation_steps
+from .workload import Workload
 
 AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 PhaseContext = Callable[[str], AbstractContextManager[None]]
 
 
-def _no_phase(name: str) -> AbstractContextManager[None]:
+def no_phase(name: str) -> AbstractContextManager[None]:
+    """The phases of a step that nobody watches."""
     return nullcontext()
 
 
@@ -36,7 +38,7 @@ def hugging_face_config(shape: ModelShape, attention: str) -> Any:
         )  # fmt: skip
     if shape.family != "qwen2":
         common["attention_bias"] = shape.attention_bias
-    if shape.family in ("llama",):
+    if shape.family == "llama":
         common["mlp_bias"] = shape.mlp_bias
     return AutoConfig.for_model(
         shape.family, hidden_size=shape.hidden, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
@@ -87,7 +89,7 @@ class Trainer:
     scaler: torch.amp.GradScaler | None = field(default=None)
     saving: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
-    def step(self, window: Sequence[torch.Tensor], phase: PhaseContext = _no_phase) -> torch.Tensor:
+    def step(self, window: Sequence[torch.Tensor], phase: PhaseContext = no_phase) -> torch.Tensor:
         """One optimizer step over a window of micro-batches of token ids (sequences, tokens); their mean loss a token.
 
         The summed loss of each micro-batch is divided by the predicted tokens of the whole window, so that the gradient
@@ -177,4 +179,11 @@ def build_trainer(shape: ModelShape, recipe: Recipe, device: str | torch.device 
     return build_for_ranks(model, recipe, scaler, saving)
 
 
-__all__ = ["IGNORE", "Trainer", "build_model", "build_optimizer", "build_trainer", "hugging_face_config", "loss_of"]
+def random_window(workload: Workload, recipe: Recipe, device: str | torch.device = "cpu") -> list[torch.Tensor]:
+    """Random token ids for one step of one rank: its micro-batches, each (sequences, tokens), drawn on the CPU.
+
+    Raises `UserError` where the micro-batches of all ranks do not divide the step.
+    """
+    size = (recipe.micro_batch, workload.sequence_length)
+    ids = [torch.randint(0, workload.model.vocab, size) for _ in range(accumulation_steps(workload, recipe))]
+    return [one.to(device) for one in ids]

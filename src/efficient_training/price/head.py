@@ -12,7 +12,7 @@ from .tape import Region
 from .words import Words
 
 
-def mean_loss(hidden: Tensor, head: Parameter, words: Words) -> Tensor:
+def summed_loss(hidden: Tensor, head: Parameter, words: Words) -> Tensor:
     """The summed loss, in the words' form."""
     if words.loss == "chunked":
         return _chunked(autocast_input(hidden), head)

@@ -10,7 +10,7 @@ from .algebra import ONE, Size
 from .autograd import Gradients, Graph, Parameter, Tensor
 from .blocks import Inputs, Weights, block
 from .checkpoint import checkpointed
-from .head import divided, mean_loss
+from .head import divided, summed_loss
 from .model import Model
 from .norms import layer_norm, rms_norm
 from .offload import ToHost
@@ -68,7 +68,7 @@ def _loss(model: Model, segments: Sequence[Segment]) -> Tensor:
     model.begin()
     graph.autocast = graph.autocasting
     hidden = (_gpt2 if words.family == "gpt2" else _llama)(model, segments)
-    loss = mean_loss(hidden, model.outer["embedding" if words.tied else "head"], words)
+    loss = summed_loss(hidden, model.outer["embedding" if words.tied else "head"], words)
     graph.autocast = False
     graph.casts.clear()
     return model.end(loss)
