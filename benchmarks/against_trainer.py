@@ -1,8 +1,9 @@
 """Our training loop against `transformers.Trainer`: the same model, data, batch and precision, each in its own process.
 
-Prints medians and ratios; the ratios are what counts, since both run on the same machine within the same minutes.
+Prints medians and ratios; the ratios are what counts, since both run on the same machine within the same minutes, in
+turns.
 
-    python benchmarks/against_trainer.py [--steps N] [--device cpu|cuda]
+    python benchmarks/against_trainer.py [--steps N] [--rounds N] [--device cpu|cuda]
 """
 
 import argparse
@@ -85,10 +86,16 @@ def result(seconds: Any, device: str) -> dict[str, Any]:
     return {"seconds": list(seconds), "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
+def pooled(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """The steps of all turns, and the highest peak."""
+    return {"seconds": [one for turn in turns for one in turn["seconds"]], "peak": max(turn["peak"] for turn in turns)}
+
+
 def main() -> None:
     """Run every case with both, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each, every one a process of its own")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -97,7 +104,11 @@ def main() -> None:
     for case in CASES:
         given = {"case": case, "steps": arguments.steps, "device": arguments.device}
         here = {"PYTHONPATH": str(Path(__file__).resolve().parent)}
-        mine, other = (run_isolated(f"against_trainer:{name}", given, environment=here) for name in ("ours", "theirs"))
+        turns: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
+        for _ in range(arguments.rounds):
+            for name, made in turns.items():
+                made.append(run_isolated(f"against_trainer:{name}", given, environment=here))
+        mine, other = (pooled(made) for made in turns.values())
         times = [Duration(tuple(made["seconds"])).median_s for made in (mine, other)]
         rows[case] = {"ours": mine, "theirs": other}
         print(
