@@ -54,6 +54,17 @@ def draw_offloaded(
     return workload, replace(recipe, offload="parameters" if shards else "none")
 
 
+def draw_packed(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Recipe]:
+    """As `draw`, with rows of documents, apart by a mask or, in 16 bits, half of the time by lengths."""
+    workload, recipe = draw(seed, deepest, small)
+    rng = random.Random(13 * seed + 5)
+    if recipe.precision != "fp32" and rng.random() < 0.5:
+        attention: Attention = "sdpa" if recipe.attention in ("math", "efficient") else recipe.attention
+        return workload, replace(recipe, packing="varlen", attention=attention)
+    attention = "sdpa" if recipe.attention == "flash" else recipe.attention
+    return workload, replace(recipe, packing="mask", attention=attention)
+
+
 def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | None = None) -> tuple[Workload, Recipe]:
     """As `draw`, over several ranks: DDP, ZeRO-1, FSDP2 with and without resharding, and HSDP (not of two ranks)."""
     workload, recipe = draw(seed, deepest, small)

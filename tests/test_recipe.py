@@ -22,6 +22,7 @@ recipes = st.builds(
     optimizer=st.sampled_from(["loop", "foreach", "fused"]),
     loss=st.sampled_from(["upcast", "native", "chunked"]),
     attention=st.sampled_from(["math", "efficient", "sdpa"]),
+    packing=st.sampled_from(["none", "mask"]),
 ) | st.builds(Recipe, micro_batch=st.integers(1, 64), compile=st.booleans())
 
 
@@ -78,6 +79,25 @@ def test_a_workload_travels_through_yaml_with_its_model() -> None:
             {"micro_batch": 1, "offload_activations": True, "checkpointing": "full"},
             "offload_activations needs checkpointing none, got full",
         ),
+        (
+            {"micro_batch": 1, "packing": "mask", "ranks": 2, "sharding": "ddp"},
+            "packing mask needs one rank, compile: false and offload_activations: false",
+        ),
+        ({"micro_batch": 1, "packing": "mask", "compile": True}, "packing mask needs one rank, compile: false"),
+        (
+            {"micro_batch": 1, "packing": "varlen", "precision": "bf16", "offload_activations": True},
+            "packing varlen needs one rank, .* offload_activations: false",
+        ),
+        (
+            {"micro_batch": 1, "packing": "mask", "precision": "bf16", "attention": "flash"},
+            "packing mask needs attention sdpa, efficient or math; CUDA's flash takes no mask",
+        ),
+        ({"micro_batch": 1, "packing": "varlen"}, "packing varlen needs 16-bit inputs; choose packing mask"),
+        (
+            {"micro_batch": 1, "packing": "varlen", "precision": "bf16", "attention": "math"},
+            "packing varlen is a flash kernel; choose attention flash or sdpa, got math",
+        ),
+        ({"micro_batch": 1, "packing": "rows"}, "packing must be one of none, mask, varlen, got 'rows'"),
         ([], "must be a mapping of fields, got list"),
     ],
 )

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.attention.varlen  # registers its operator
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -24,6 +25,7 @@ SAVED_BY_SELECTIVE = frozenset(
         ATEN._scaled_dot_product_flash_attention.default,
         ATEN._scaled_dot_product_efficient_attention.default,
         ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.torch_attn._varlen_attn.default,
     }
 )
 """Operators whose results selective checkpointing keeps: matrix products and attention, the dear ones to run again."""

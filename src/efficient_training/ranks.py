@@ -23,6 +23,7 @@ from .errors import UserError
 from .host import SavedOnHost
 from .host_shards import kept_on_host, shards_on_host
 from .measure.places import in_host_memory
+from .packing.window import Batch, labels_of
 from .recipe import FSDP, Recipe
 from .run import PhaseContext, Trainer, adamw_flags, build_optimizer, loss_of, no_phase
 from .sharding.held import gathered_parameters
@@ -80,11 +81,11 @@ class RankTrainer(Trainer):
     def _updating(self) -> AbstractContextManager[None]:
         return nullcontext() if self.recipe.offload == "none" else in_host_memory()
 
-    def _tokens(self, window: Sequence[torch.Tensor]) -> float:
+    def _tokens(self, window: Sequence[Batch]) -> float:
         own = super()._tokens(window)
         if dist.get_backend() == FAKE:
             return own
-        tokens = torch.tensor(own, device=window[0].device)
+        tokens = torch.tensor(own, device=labels_of(window[0]).device)
         dist.all_reduce(tokens)
         return int(tokens) / self.recipe.ranks
 
@@ -93,8 +94,8 @@ class RankTrainer(Trainer):
             return cast(AbstractContextManager[None], self.model.no_sync())
         return nullcontext()
 
-    def _loss(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, self.model(ids, target))
+    def _loss(self, batch: Batch, target: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.model(batch, target))
 
 
 def build_for_ranks(

@@ -15,6 +15,7 @@ Attention = Literal["math", "efficient", "flash", "sdpa"]
 Sharding = Literal[
     "none", "ddp", "zero1", "fsdp", "fsdp-no-reshard", "hsdp", "deepspeed-1", "deepspeed-2", "deepspeed-3"
 ]
+Packing = Literal["none", "mask", "varlen"]
 Offload = Literal["none", "optimizer", "parameters", "optimizer-nvme", "parameters-nvme"]
 
 FSDP: tuple[Sharding, ...] = ("fsdp", "fsdp-no-reshard", "hsdp")
@@ -59,6 +60,8 @@ class Recipe:
       optimizer state are fp32 (FSDP2's `MixedPrecisionPolicy`, DeepSpeed's `bf16`).
     - `offload`: what is kept in host memory, or (`-nvme`) on disk: optimizer state, or parameters with it.
     - `offload_activations`: tensors saved for backward wait in host memory, but for weights.
+    - `packing`: rows hold several documents. `mask` keeps them apart by a mask of tokens x tokens for each row;
+      `varlen` by their boundaries, with a kernel that takes lengths (torch's `varlen_attn`: CUDA, 16 bits).
     """
 
     micro_batch: int
@@ -74,6 +77,7 @@ class Recipe:
     replicas: int = 1
     offload: Offload = "none"
     offload_activations: bool = False
+    packing: Packing = "none"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -85,6 +89,7 @@ class Recipe:
         if self.compile and (self.checkpointing != "none" or self.ranks > 1):
             raise UserError("recipe: compile needs checkpointing none and one rank; the compiler recomputes by itself")
         self._check_ranks()
+        self._check_packing()
         if self.precision not in PRECISIONS[self.sharding]:
             raise UserError(
                 f"recipe: sharding {self.sharding} does not train in precision {self.precision}; choose "
@@ -118,6 +123,22 @@ class Recipe:
         if self.ranks % self.replicas or (self.replicas > 1 and self.ranks == self.replicas):
             raise UserError(
                 f"recipe: replicas ({self.replicas}) must divide ranks ({self.ranks}) into groups of two or more"
+            )
+
+    def _check_packing(self) -> None:
+        if self.packing == "none":
+            return
+        if self.ranks > 1 or self.compile or self.offload_activations:
+            raise UserError(
+                f"recipe: packing {self.packing} needs one rank, compile: false and offload_activations: false"
+            )
+        if self.packing == "mask" and self.attention == "flash":
+            raise UserError("recipe: packing mask needs attention sdpa, efficient or math; CUDA's flash takes no mask")
+        if self.packing == "varlen" and self.precision == "fp32":
+            raise UserError("recipe: packing varlen needs 16-bit inputs; choose packing mask, or another precision")
+        if self.packing == "varlen" and self.attention not in ("flash", "sdpa"):
+            raise UserError(
+                f"recipe: packing varlen is a flash kernel; choose attention flash or sdpa, got {self.attention}"
             )
 
     @property

@@ -13,6 +13,9 @@ from .blocks import apply_checkpointing
 from .host import SavedOnHost
 from .losses import shift_labels, token_loss_sum
 from .models import ModelShape
+from .packing import window as packed
+from .packing.attention import IMPLEMENTATION as PACKED
+from .packing.window import Batch
 from .recipe import Recipe, accumulation_steps
 from .workload import Workload
 
@@ -56,7 +59,7 @@ def build_model(shape: ModelShape, recipe: Recipe, device: str | torch.device = 
     from transformers import AutoModelForCausalLM
 
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    config = hugging_face_config(shape, implementation(recipe.attention))
+    config = hugging_face_config(shape, PACKED if recipe.packing == "varlen" else implementation(recipe.attention))
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     apply_checkpointing(model, recipe)
@@ -89,19 +92,21 @@ class Trainer:
     scaler: torch.amp.GradScaler | None = field(default=None)
     saving: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
-    def step(self, window: Sequence[torch.Tensor], phase: PhaseContext = no_phase) -> torch.Tensor:
+    def step(self, window: Sequence[Batch], phase: PhaseContext = no_phase) -> torch.Tensor:
         """One optimizer step over a window of micro-batches of token ids (sequences, tokens); their mean loss a token.
 
+        With packing, micro-batches are what `packing.batch.packed_batch` returns, all on the model's device.
         The summed loss of each micro-batch is divided by the predicted tokens of the whole window, so that the gradient
         is that of the window as one batch. `phase` gets the names `forward`, `backward` and `optimizer step`.
+        Raises `UserError` where a micro-batch is packed and the recipe is not, or the other way round.
         """
-        targets = [shift_labels(ids) for ids in window]
+        targets = [shift_labels(packed.labels_of(packed.checked(one, self.recipe.packing))) for one in window]
         tokens = self._tokens(window)
         total: torch.Tensor | None = None
-        for number, (ids, target) in enumerate(zip(window, targets, strict=True), 1):
+        for number, (batch, target) in enumerate(zip(window, targets, strict=True), 1):
             with self._reducing(last=number == len(window)):
                 with phase("forward"), self.saving:
-                    loss = self._loss(ids, target) / tokens
+                    loss = self._loss(batch, target) / tokens
                 with phase("backward"):
                     (self.scaler.scale(loss) if self.scaler else loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
@@ -141,23 +146,23 @@ class Trainer:
         """Tensors in host memory that outlive a micro-batch; none but under FSDP2's offload."""
         return []
 
-    def _tokens(self, window: Sequence[torch.Tensor]) -> float:
+    def _tokens(self, window: Sequence[Batch]) -> float:
         """By what the summed loss is divided: the predicted tokens of the window."""
-        return sum(int(ids.shape[0] * (ids.shape[1] - 1)) for ids in window)
+        return sum(packed.targets_in(batch) for batch in window)
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of one micro-batch, the last or not."""
         return nullcontext()
 
-    def _loss(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return loss_of(self.model, ids, target, self.recipe)
+    def _loss(self, batch: Batch, target: torch.Tensor) -> torch.Tensor:
+        return loss_of(self.model, batch, target, self.recipe)
 
 
-def loss_of(model: nn.Module, ids: torch.Tensor, target: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    """The loss of a causal language model, summed over tokens: ids and shifted labels are (sequences, tokens)."""
+def loss_of(model: nn.Module, batch: Batch, target: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """The loss of a causal language model, summed over tokens; the shifted labels are (sequences, tokens)."""
     dtype, whole = AUTOCAST.get(recipe.precision), cast(Any, model)
-    with torch.autocast(ids.device.type, dtype, enabled=dtype is not None):
-        hidden = whole.base_model(input_ids=ids).last_hidden_state
+    with torch.autocast(target.device.type, dtype, enabled=dtype is not None):
+        hidden = whole.base_model(**packed.inputs_of(batch, recipe.packing)).last_hidden_state
         head = whole.get_output_embeddings().weight
         return token_loss_sum(hidden, head, target, recipe.loss)
 
@@ -179,11 +184,16 @@ def build_trainer(shape: ModelShape, recipe: Recipe, device: str | torch.device 
     return build_for_ranks(model, recipe, scaler, saving)
 
 
-def random_window(workload: Workload, recipe: Recipe, device: str | torch.device = "cpu") -> list[torch.Tensor]:
-    """Random token ids for one step of one rank: its micro-batches, each (sequences, tokens), drawn on the CPU.
+def random_batch(workload: Workload, recipe: Recipe) -> Batch:
+    """Random token ids (sequences, tokens) of one micro-batch; with packing in documents, the same for all of them."""
+    ids = torch.randint(0, workload.model.vocab, (recipe.micro_batch, workload.sequence_length))
+    return ids if recipe.packing == "none" else packed.cut_rows(ids, packed.random_documents(*ids.shape))
+
+
+def random_window(workload: Workload, recipe: Recipe, device: str | torch.device = "cpu") -> list[Batch]:
+    """Random micro-batches for one step of one rank, drawn on the CPU.
 
     Raises `UserError` where the micro-batches of all ranks do not divide the step.
     """
-    size = (recipe.micro_batch, workload.sequence_length)
-    ids = [torch.randint(0, workload.model.vocab, size) for _ in range(accumulation_steps(workload, recipe))]
-    return [one.to(device) for one in ids]
+    made = [random_batch(workload, recipe) for _ in range(accumulation_steps(workload, recipe))]
+    return [packed.moved(one, device) for one in made]

@@ -19,8 +19,9 @@ from .ledger import PHASES, Ledger
 from .measure.memory import MemoryTracker
 from .measure.samples import Sample
 from .models import ModelShape
+from .packing.window import Batch
 from .recipe import FSDP, Recipe, accumulation_steps
-from .run import Trainer, build_trainer
+from .run import Trainer, build_trainer, random_batch
 from .workload import Workload
 
 Kernels = Literal["cuda", "cpu"]
@@ -39,7 +40,7 @@ class _FakeScaler(torch.amp.GradScaler):
         return optimizer.step(*args, **kwargs)
 
 
-def track_step(trainer: Trainer, window: Sequence[torch.Tensor], vocabulary: int, *, warmed: bool = False) -> Timeline:
+def track_step(trainer: Trainer, window: Sequence[Batch], vocabulary: int, *, warmed: bool = False) -> Timeline:
     """Samples of one step in its steady state, by phase; of an accumulated one, its last micro-batch.
 
     A step is run before it, unless it is `warmed`, so that the optimizer has its state, and several ranks their
@@ -115,8 +116,7 @@ def trace_timeline(
         trainer = build(shape, recipe)
         if trainer.scaler is not None:
             trainer.scaler = _FakeScaler("cpu")
-        size = (recipe.micro_batch, workload.sequence_length)
-        window = [torch.randint(0, shape.vocab, size) for _ in range(steps)]
+        window = [random_batch(replace(workload, model=shape), recipe) for _ in range(steps)]
         if recipe.ranks == 1:
             _give_state(trainer)
         return track_step(trainer, window, shape.vocab, warmed=recipe.ranks == 1)

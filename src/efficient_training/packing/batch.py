@@ -5,6 +5,7 @@ other document, and its first token is nobody's target. `packed_batch` makes suc
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypedDict
 
 import torch
@@ -17,13 +18,18 @@ Sample = Mapping[str, Sequence[int]]
 
 
 class PackedBatch(TypedDict):
-    """What `packed_batch` returns: three tensors (packs, capacity), and where documents lie in the joined rows."""
+    """What `packed_batch` returns: three tensors (packs, capacity), and where documents lie in the joined rows.
+
+    `targets` are the labels that are not ignored, counted.
+    """
 
     input_ids: Tensor
     labels: Tensor
     position_ids: Tensor
     cu_seq_lens: Tensor
     max_length: int
+    lengths: list[int]
+    targets: int
 
 
 def packed_batch(packs: Sequence[Sequence[Sample]], capacity: int | None = None, *, pad: int = 0) -> PackedBatch:
@@ -32,8 +38,8 @@ def packed_batch(packs: Sequence[Sequence[Sample]], capacity: int | None = None,
     A sample holds `input_ids` and may hold `labels` of the same length, its tokens otherwise. Returned are, each
     (packs, capacity): `input_ids`; `labels`, with the first token of each document ignored, since the last of the
     document before would have to predict it; `position_ids`, which start again in each document. And for kernels that
-    take lengths, over all rows joined: `cu_seq_lens`, the documents' boundaries (documents + 1,), int32, and
-    `max_length`. What is left of a row is a document of `pad` tokens without targets.
+    take lengths, over all rows joined: `cu_seq_lens`, the documents' boundaries (documents + 1,), int32, their
+    `lengths`, and `max_length`. What is left of a row is a document of `pad` tokens without targets.
 
     Raises `UserError` where a sample is empty, its labels have another length, or a pack has more than `capacity`
     tokens.
@@ -69,8 +75,10 @@ def packed_batch(packs: Sequence[Sequence[Sample]], capacity: int | None = None,
         "input_ids": torch.tensor(ids).view(shape),
         "labels": torch.tensor(labels).view(shape),
         "position_ids": torch.tensor(positions).view(shape),
-        "cu_seq_lens": torch.tensor([0, *lengths]).cumsum(0).int(),
+        "cu_seq_lens": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
         "max_length": max(lengths),
+        "lengths": lengths,
+        "targets": len(labels) - labels.count(IGNORE),
     }
 
 
@@ -136,4 +144,4 @@ def block_mask(position_ids: Tensor) -> Tensor:
     """
     document = document_starts(position_ids).cumsum(1)
     same = document[:, :, None] == document[:, None, :]
-    return same.tril()[:, None]
+    return same.tril_()[:, None]

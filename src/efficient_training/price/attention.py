@@ -1,5 +1,6 @@
-"""Causal attention in symbols, through each of the three kernels, as `efficient_training.attention` runs them."""
+"""Attention in symbols, through each of the kernels, as `efficient_training.attention` runs them: causal, or masked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .algebra import Size
@@ -20,12 +21,13 @@ from .operators import (
     to,
     view,
 )
+from .packing import numbers, padded_numbers, varlen
 from .sizes import BATCH, HEADS, KV_HEADS, PADDED_HEAD_DIM, PADDED_SEQUENCE, SEQUENCE, TOKENS, Q
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Which kernel, and what its copies depend on.
+    """Which kernel (`varlen`: the one that takes lengths), and what its copies depend on.
 
     `grouped`: queries share key heads. `padded`: head_dim is padded for flash attention. `alone`, `kv_alone`: there is
     one head, or one key head, so that heads first and tokens first are one order in memory. `matrices`: math attention
@@ -40,24 +42,31 @@ class Kernel:
     matrices: bool
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> Tensor:
-    """Attention over (tokens, heads x head_dim), its result tokens first: a copy, if the kernel's is not."""
-    out = _attention(query, key, value, kernel)
-    copied = not kernel.alone if kernel.name == "math" else kernel.name == "flash" and kernel.padded
-    return clone(out) if copied else out
+def attention(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, masked: bool = False) -> Tensor:
+    """Attention over (tokens, heads x head_dim), its result tokens first: a copy, if the kernel's is not.
+
+    `masked`: by a mask of booleans, which is made numbers for each call.
+    """
+    out = _attention(query, key, value, kernel, masked)
+    return clone(out) if (not kernel.alone if kernel.name == "math" else kernel.padded) else out
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> Tensor:
+def _attention(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, masked: bool) -> Tensor:
     """Autocast casts the inputs; kernels but flash get shared keys repeated, which flash alone takes as they are."""
-    if graph_of(query).autocast:
+    graph = graph_of(query)
+    if graph.autocast:
         query, key, value = to(query, 2), to(key, 2), to(value, 2)
+    if kernel.name == "varlen":
+        return varlen(query, key, value, kernel.padded)
     if kernel.grouped and kernel.name != "flash":
         key, value = (repeat_heads(tensor, TOKENS * Q) for tensor in (key, value))
     if kernel.name == "math":
-        return _math(query, key, value, kernel.matrices)
+        return _math(query, key, value, kernel.matrices, numbers(graph, query.itemsize) if masked else None)
     if kernel.name == "efficient":
         # Statistics of each query, in fp32, to a multiple of 32 queries; seed and offset of a generator not used.
-        return _fused(query, key, value, [BATCH * HEADS * PADDED_SEQUENCE * FLOAT, Size.of(LONG), Size.of(LONG)])
+        bias = padded_numbers(graph, query.itemsize) if masked else []
+        statistics = [BATCH * HEADS * PADDED_SEQUENCE * FLOAT, Size.of(LONG), Size.of(LONG)]
+        return _fused(query, key, value, statistics, bias)
     statistics = [BATCH * HEADS * SEQUENCE * FLOAT, Size.of(2 * LONG), Size.of(LONG)]
     if not kernel.padded:
         return _fused(query, key, value, statistics)
@@ -65,7 +74,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> Ten
     return cut(_fused(query, key, value, statistics), TOKENS * Q)
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, statistics: list[Size]) -> Tensor:
+def _fused(query: Tensor, key: Tensor, value: Tensor, statistics: list[Size], bias: Sequence[Tensor] = ()) -> Tensor:
     """One operator, which saves its inputs and results; its backward makes three gradients, tokens first."""
     sizes = [tensor.numel for tensor in (query, key, value)]
 
@@ -75,7 +84,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, statistics: list[Size]) ->
         return [graph_of(g).new(size, g.itemsize) for size in sizes]
 
     graph = graph_of(query)
-    node = record([query, key, value], run, [query, key, value])
+    node = record([query, key, value], run, [query, key, value, *bias])
     out, *rest = graph.keep(
         lambda: [graph.new(query.numel, query.itemsize), *(graph.new(size, 1) for size in statistics)]
     )
@@ -91,9 +100,10 @@ def _pad(tensor: Tensor, heads: Size) -> Tensor:
     return made_by(node, graph_of(tensor).new(TOKENS * heads * PADDED_HEAD_DIM, tensor.itemsize))
 
 
-def _math(query: Tensor, key: Tensor, value: Tensor, matrices: bool) -> Tensor:
+def _math(query: Tensor, key: Tensor, value: Tensor, matrices: bool, mask: Tensor | None) -> Tensor:
     """Torch's `_scaled_dot_product_attention_math`: 16-bit inputs in fp32, scores of all pairs, and a mask of them.
 
+    The causal mask is made here, in fp32; `mask`, in numbers of the inputs' dtype, stands in its place if given.
     Query and key are each multiplied by the root of the scale. A tensor whose memory is tokens first is copied to be a
     batch of matrices, one a head. Softmax is saved; masked and plain scores are not.
     """
@@ -101,12 +111,13 @@ def _math(query: Tensor, key: Tensor, value: Tensor, matrices: bool) -> Tensor:
     pairs = SEQUENCE * SEQUENCE
     query, key, value = to(query, FLOAT), to(key, FLOAT), to(value, FLOAT)
     scaled_query = scale(query)
-    ones = graph.new(pairs, 1)
-    lower = graph.new(pairs, 1)
-    del ones
-    low, high = graph.new(Size.of(1), FLOAT), graph.new(Size.of(1), FLOAT)
-    mask = graph.new(pairs, FLOAT)
-    del lower, low, high
+    if mask is None:
+        ones = graph.new(pairs, 1)
+        lower = graph.new(pairs, 1)
+        del ones
+        low, high = graph.new(Size.of(1), FLOAT), graph.new(Size.of(1), FLOAT)
+        mask = graph.new(pairs, FLOAT)
+        del lower, low, high
     scaled_key = scale(key)
     scores = _bmm(scaled_query, scaled_key, BATCH * HEADS * pairs, matrices)
     del scaled_key

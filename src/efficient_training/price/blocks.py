@@ -38,10 +38,14 @@ SIDES = {"q": (Q, HEADS), "k": (KV, KV_HEADS), "v": (KV, KV_HEADS)}
 
 
 class Inputs(NamedTuple):
-    """What every block gets beside the hidden states: tables of cosine and sine (none in GPT-2), and positions."""
+    """What every block gets beside the hidden states: tables of cosine and sine (none in GPT-2), positions, a mask.
+
+    With packing, positions are the caller's.
+    """
 
     tables: tuple[Tensor, Tensor] | None
-    positions: Tensor
+    positions: Tensor | None
+    mask: Tensor | None = None
 
 
 def block_parameters(words: Words) -> list[tuple[str, Size]]:
@@ -91,7 +95,7 @@ def _self_attention(hidden: Tensor, weights: Weights, inputs: Inputs, words: Wor
     query, key, value = (_projected(hidden, side, weights, words) for side in SIDES)
     assert inputs.tables is not None
     query, key = _rotate(query, key, *inputs.tables)
-    out = attention(query, key, value, words.kernel)
+    out = attention(query, key, value, words.kernel, inputs.mask is not None)
     out = _linear(out, "o", weights, HIDDEN)
     return out
 
@@ -132,7 +136,7 @@ def _gated_mlp(x: Tensor, weights: Weights) -> Tensor:
 def _gpt2_block(hidden: Tensor, weights: Weights, inputs: Inputs, words: Words) -> Tensor:
     residual = hidden
     hidden = layer_norm(hidden, weights["norm1.weight"], weights["norm1.bias"], TOKENS)
-    attended = _gpt2_attention(hidden, weights, words)
+    attended = _gpt2_attention(hidden, weights, words, inputs.mask is not None)
     hidden = add(attended, residual)
     residual = hidden
     hidden = layer_norm(hidden, weights["norm2.weight"], weights["norm2.bias"], TOKENS)
@@ -140,14 +144,14 @@ def _gpt2_block(hidden: Tensor, weights: Weights, inputs: Inputs, words: Words) 
     return add(residual, fed)
 
 
-def _gpt2_attention(hidden: Tensor, weights: Weights, words: Words) -> Tensor:
+def _gpt2_attention(hidden: Tensor, weights: Weights, words: Words, masked: bool) -> Tensor:
     """One projection to T x 3h, split; attention; projection to T x h."""
     query, key, value = _split_three(_conv(hidden, "qkv", weights, 3 * HIDDEN))
     alone = words.kernel.alone
     key = split_heads(key, alone)
     value = split_heads(value, alone)
     query = split_heads(query, alone)
-    out = attention(query, key, value, words.kernel)
+    out = attention(query, key, value, words.kernel, masked)
     out = _conv(out, "o", weights, HIDDEN)
     return out
 

@@ -99,14 +99,23 @@ def _product(monomial: Monomial, halved: bool) -> dict[Monomial, int]:
     return product.terms
 
 
+LARGER = (
+    ("heads", "kv_heads"),
+    ("padded_sequence", "sequence"),
+    ("padded_row", "sequence"),
+    ("padded_head_dim", "head_dim"),
+)
+"""Names of which the first is never less than the second."""
+
+
 @lru_cache(maxsize=1024)
 def _rest(name: str, halved: bool) -> Size:
     """The name in terms of rests that may be 0."""
-    if name.startswith(("further_", "two_", "three_", "four_")):
+    if name.startswith(("further_", "two_", "three_", "four_", "ragged")):
         return Size.named(name)
     if name == "head_dim" and halved:
         return _rest("half_head", halved) * 2
-    for larger, smaller in (("heads", "kv_heads"), ("padded_sequence", "sequence"), ("padded_head_dim", "head_dim")):
+    for larger, smaller in LARGER:
         if name == larger:
             return _rest(smaller, halved) + Size.named(f"{larger} over {smaller}")
     return ONE + Size.named(f"{name} over 1")

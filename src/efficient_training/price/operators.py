@@ -186,13 +186,13 @@ def clone(tensor: Tensor, heads_first: bool = False) -> Tensor:
     return made_by(node, graph_of(tensor).new(tensor.numel, tensor.itemsize, heads_first=heads_first))
 
 
-def back_to(numel: Size) -> Backward:
-    """A backward that makes one gradient of `numel` elements, heads first."""
+def back_to(numel: Size, heads_first: bool = True) -> Backward:
+    """A backward that makes one gradient of `numel` elements, heads first unless said otherwise."""
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
         g = gradients[0]
         assert g is not None
-        return [graph_of(g).new(numel, g.itemsize, heads_first=True)]
+        return [graph_of(g).new(numel, g.itemsize, heads_first=heads_first)]
 
     return run
 

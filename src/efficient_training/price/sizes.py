@@ -16,6 +16,10 @@ SEQUENCE = Size.named("sequence")
 """Tokens of a sequence."""
 PADDED_SEQUENCE = Size.named("padded_sequence")
 """`sequence`, up to a multiple of 32."""
+PADDED_ROW = Size.named("padded_row")
+"""`sequence`, up to a multiple of 8."""
+RAGGED = Size.named("ragged")
+"""1 where `sequence` is no multiple of 8, else 0."""
 HIDDEN = Size.named("hidden")
 HEADS = Size.named("heads")
 KV_HEADS = Size.named("kv_heads")
@@ -95,6 +99,8 @@ def named_sizes(
         "two_sequences": minimum(batch - 1, 1),
         "sequence": sequence,
         "padded_sequence": (sequence + 31) // 32 * 32,
+        "padded_row": (sequence + 7) // 8 * 8,
+        "ragged": minimum((sequence + 7) // 8 * 8 - sequence, 1),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": kv_heads,

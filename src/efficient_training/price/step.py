@@ -15,6 +15,7 @@ from .model import Model
 from .norms import layer_norm, rms_norm
 from .offload import ToHost
 from .operators import FLOAT, LONG, add, graph_of, made_by, record, scale, to, view
+from .packing import document_mask
 from .plan import Segment
 from .sizes import HALF_HEAD, HEAD_DIM, HIDDEN, SEQUENCE, TOKENS, TWO_BLOCKS, TWO_SEQUENCES
 from .tape import Instant, Region, Storage
@@ -75,21 +76,31 @@ def _loss(model: Model, segments: Sequence[Segment]) -> Tensor:
 
 
 def _llama(model: Model, segments: Sequence[Segment]) -> Tensor:
-    """The base model: embedding, positions, rotary tables, blocks, norm. Positions, S longs, live until it returns."""
-    graph = model.graph
+    """The base model: embedding, positions, rotary tables, blocks, norm. Positions, S longs, live until it returns.
+
+    With packing each row has positions of its own, which are the caller's, and tables; and a mask may come before all.
+    """
+    graph, packing = model.graph, model.words.packing
+    mask = document_mask(graph) if packing == "mask" else None
     embedded = _embedding(model.outer["embedding"], TOKENS)
-    positions = _positions(graph)
-    tables = _rotary(graph, embedded.itemsize)
-    hidden = _blocks(model, lambda: embedded, Inputs(tables, positions), segments)
+    positions = _positions(graph) if packing == "none" else None
+    tables = _rotary(graph, embedded.itemsize, SEQUENCE if packing == "none" else TOKENS)
+    hidden = _blocks(model, lambda: embedded, Inputs(tables, positions, mask), segments)
     return rms_norm(hidden, model.outer["norm.weight"], TOKENS)
 
 
 def _gpt2(model: Model, segments: Sequence[Segment]) -> Tensor:
-    """The base model: embeddings of tokens, T x h, and of positions, S x h, both alive until it returns; their sum."""
+    """The base model: embeddings of tokens, T x h, and of positions, S x h, both alive until it returns; their sum.
+
+    With packing each row has positions of its own, and T x h of their embeddings.
+    """
+    graph, packed = model.graph, model.words.packing != "none"
+    mask = document_mask(graph) if model.words.packing == "mask" else None
     embedded = _embedding(model.outer["embedding"], TOKENS)
-    positions = _positions(model.graph)
-    placed = _embedding(model.outer["positions"], SEQUENCE, positions)
-    hidden = _blocks(model, lambda: add(embedded, _for_each_sequence(placed)), Inputs(None, positions), segments)
+    positions = None if packed else _positions(graph)
+    placed = _embedding(model.outer["positions"], TOKENS if packed else SEQUENCE, positions)
+    rows = (lambda: placed) if packed else (lambda: _for_each_sequence(placed))
+    hidden = _blocks(model, lambda: add(embedded, rows()), Inputs(None, positions, mask), segments)
     return layer_norm(hidden, model.outer["norm.weight"], model.outer["norm.bias"], TOKENS)
 
 
@@ -126,11 +137,11 @@ def _embedding(weight: Parameter, rows: Size, positions: Tensor | None = None) -
     return made_by(node, graph.new(rows * HIDDEN, weight.itemsize))
 
 
-def _rotary(graph: Graph, itemsize: int) -> tuple[Tensor, Tensor]:
-    """Tables of cosine and sine, S x head_dim, worked out in fp32."""
-    table = SEQUENCE * HEAD_DIM
-    numbers = graph.new(SEQUENCE, FLOAT)
-    frequencies = graph.new(SEQUENCE * HALF_HEAD, FLOAT)
+def _rotary(graph: Graph, itemsize: int, positions: Size) -> tuple[Tensor, Tensor]:
+    """Tables of cosine and sine, a head_dim for each position, worked out in fp32."""
+    table = positions * HEAD_DIM
+    numbers = graph.new(positions, FLOAT)
+    frequencies = graph.new(positions * HALF_HEAD, FLOAT)
     del numbers
     both = graph.new(table, FLOAT)
     cos = scale(graph.new(table, FLOAT))

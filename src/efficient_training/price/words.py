@@ -28,6 +28,7 @@ class Words:
     sharding: str = "none"
     offload: str = "none"
     offload_activations: bool = False
+    packing: str = "none"
 
     @property
     def itemsize(self) -> int:
@@ -67,9 +68,11 @@ class Words:
 
 def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
     """The words of a model and a recipe on CUDA."""
-    kernel = recipe.attention
-    if kernel == "sdpa":
-        kernel = "efficient" if recipe.precision == "fp32" else "flash"
+    kernel: str = recipe.attention
+    if recipe.packing == "varlen":
+        kernel = "varlen"
+    elif kernel == "sdpa":
+        kernel = "efficient" if recipe.precision == "fp32" or recipe.packing == "mask" else "flash"
     biased = shape.family in ("llama", "qwen3") and shape.attention_bias
     return Words(
         family=shape.family,
@@ -80,7 +83,7 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         kernel=Kernel(
             name=kernel,
             grouped=shape.kv_heads < shape.heads,
-            padded=kernel == "flash" and shape.head_dim % 8 != 0,
+            padded=kernel in ("flash", "varlen") and shape.head_dim % 8 != 0,
             alone=shape.heads == 1,
             kv_alone=shape.kv_heads == 1,
             matrices=kernel == "math" and (shape.heads == 1 or recipe.micro_batch == 1),
@@ -93,4 +96,5 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         sharding=recipe.sharding,
         offload=recipe.offload,
         offload_activations=recipe.offload_activations,
+        packing=recipe.packing,
     )
