@@ -15,6 +15,7 @@ Attention = Literal["math", "efficient", "flash", "sdpa"]
 Sharding = Literal[
     "none", "ddp", "zero1", "fsdp", "fsdp-no-reshard", "hsdp", "deepspeed-1", "deepspeed-2", "deepspeed-3"
 ]
+Fp8 = Literal["none", "tensorwise", "rowwise", "rowwise-gw-hp"]
 Offload = Literal["none", "optimizer", "parameters", "optimizer-nvme", "parameters-nvme"]
 
 FSDP: tuple[Sharding, ...] = ("fsdp", "fsdp-no-reshard", "hsdp")
@@ -59,6 +60,8 @@ class Recipe:
       optimizer state are fp32 (FSDP2's `MixedPrecisionPolicy`, DeepSpeed's `bf16`).
     - `offload`: what is kept in host memory, or (`-nvme`) on disk: optimizer state, or parameters with it.
     - `offload_activations`: tensors saved for backward wait in host memory, but for weights.
+    - `fp8`: linear layers of the blocks multiply in fp8, by torchao: one scale a tensor, or one a row; `rowwise-gw-hp`
+      leaves the gradients of weights to bf16.
     """
 
     micro_batch: int
@@ -74,6 +77,7 @@ class Recipe:
     replicas: int = 1
     offload: Offload = "none"
     offload_activations: bool = False
+    fp8: Fp8 = "none"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -85,6 +89,11 @@ class Recipe:
         if self.compile and (self.checkpointing != "none" or self.ranks > 1):
             raise UserError("recipe: compile needs checkpointing none and one rank; the compiler recomputes by itself")
         self._check_ranks()
+        if self.fp8 != "none" and (self.sharding != "none" or self.precision not in ("bf16", "bf16-autocast")):
+            raise UserError(
+                f"recipe: fp8 {self.fp8} needs precision bf16 or bf16-autocast and one rank, got {self.precision} and "
+                f"sharding {self.sharding}"
+            )
         if self.precision not in PRECISIONS[self.sharding]:
             raise UserError(
                 f"recipe: sharding {self.sharding} does not train in precision {self.precision}; choose "

@@ -28,6 +28,7 @@ class Words:
     sharding: str = "none"
     offload: str = "none"
     offload_activations: bool = False
+    fp8: str = "none"
 
     @property
     def itemsize(self) -> int:
@@ -93,4 +94,5 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         sharding=recipe.sharding,
         offload=recipe.offload,
         offload_activations=recipe.offload_activations,
+        fp8=recipe.fp8,
     )
