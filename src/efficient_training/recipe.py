@@ -5,6 +5,7 @@ from typing import Literal
 
 from .errors import UserError
 from .fields import check_positive, check_types
+from .fp8_layers import check_sizes
 from .workload import Workload
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "bf16-mixed"]
@@ -138,8 +139,9 @@ class Recipe:
 def accumulation_steps(workload: Workload, recipe: Recipe) -> int:
     """Micro-batches that each rank runs in one optimizer step.
 
-    Raises `UserError` where the micro-batches of all ranks do not divide the step.
+    Raises `UserError` where the micro-batches of all ranks do not divide the step, or fp8 does not take their tokens.
     """
+    check_sizes(workload, recipe)
     sequences = workload.sequences_per_step
     steps, rest = divmod(sequences, recipe.micro_batch * recipe.ranks)
     if rest:

@@ -60,7 +60,7 @@ def build_model(shape: ModelShape, recipe: Recipe, device: str | torch.device = 
     config = hugging_face_config(shape, implementation(recipe.attention))
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    convert(model, recipe, device)
+    convert(model, shape, recipe, device)
     apply_checkpointing(model, recipe)
     if recipe.compile:
         model.base_model.compile()

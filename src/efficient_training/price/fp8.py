@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .algebra import ONE, Size
 from .autograd import Gradients, Parameter, Tensor
-from .operators import FLOAT, HALF, LONG, add, alias, autocast_input, graph_of, made_by, record, to
+from .operators import FLOAT, HALF, add, alias, autocast_input, graph_of, made_by, record, to
 
 FP8 = 1
 """Bytes of an element in fp8."""
@@ -37,8 +37,8 @@ def _forward(x: Tensor, weight: Tensor, rows: Size, width: Size, scaling: str) -
     The product alone is one operator on tensors in fp8, which selective checkpointing keeps.
     """
     tensorwise = scaling == "tensorwise"
-    left = _Float8(x, ONE if tensorwise else rows, rounded=not tensorwise)
-    right = _Float8(weight, ONE if tensorwise else width, rounded=not tensorwise)
+    left = _Float8(x, ONE if tensorwise else rows)
+    right = _Float8(weight, ONE if tensorwise else width)
     (out,) = graph_of(x).keep(lambda: [_product(left, right, rows * width)], linear=True)
     return out
 
@@ -46,22 +46,21 @@ def _forward(x: Tensor, weight: Tensor, rows: Size, width: Size, scaling: str) -
 def _backward(rows: Size, inner: Size, width: Size, scaling: str) -> Callable[[list[Tensor], Gradients], Gradients]:
     """`matmul_with_hp_or_float8_args.backward`: everything is cast anew, the gradient for each of its two products."""
     tensorwise, by_rows = scaling == "tensorwise", scaling == "rowwise"
-    rounded = not tensorwise
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
         g = gradients[0]
         assert g is not None
         x, weight = saved
         graph = graph_of(g)
-        left = _Float8(g, ONE if tensorwise else rows, rounded)
-        right = _Float8(weight, inner if by_rows else ONE, rounded)
+        left = _Float8(g, ONE if tensorwise else rows)
+        right = _Float8(weight, inner if by_rows else ONE)
         columns = None if tensorwise else inner
         # The weight was turned for forward, and one layout serves one product only.
         x_gradient = _product(left, right, rows * inner, copied=[right], rescaled=columns)
         if scaling == "rowwise-gw-hp":
             return [x_gradient, graph.new(weight.numel, g.itemsize)]
-        other_left = _Float8(g, width if by_rows else ONE, rounded)
-        other_right = _Float8(x, inner if by_rows else ONE, rounded)
+        other_left = _Float8(g, width if by_rows else ONE)
+        other_right = _Float8(x, inner if by_rows else ONE)
         copied = [other_left, other_right]
         return [x_gradient, _product(other_left, other_right, weight.numel, copied, columns)]
 
@@ -69,43 +68,20 @@ def _backward(rows: Size, inner: Size, width: Size, scaling: str) -> Callable[[l
 
 
 class _Float8:
-    """`hp_tensor_to_float8_dynamic`: a tensor in fp8 and its `scales`, in fp32; `rounded` to powers of two.
+    """`hp_tensor_to_float8_dynamic`: a tensor in fp8 and its `scales`, in fp32.
 
-    At its height it takes 9 bytes an element beside the tensor: scaled in fp32, the same clamped, and the result.
+    At its height it takes 9 bytes an element and the scales: the tensor scaled in fp32, the same clamped, and the
+    result. Earlier it takes less, and so is left out: at most 8 bytes an element (in fp32, and scaled), or 34 a scale
+    (`tensor_to_scale` works in fp64), which has 16 elements or more.
     """
 
-    def __init__(self, tensor: Tensor, scales: Size, rounded: bool) -> None:
-        graph, numel = graph_of(tensor), tensor.numel
-        self.scale = _scale(tensor, scales, rounded)
-        wide = graph.new(numel, FLOAT) if tensor.itemsize != FLOAT else None
-        scaled = graph.new(numel, FLOAT)
-        del wide
-        clamped = graph.new(numel, FLOAT)
-        self.data = graph.new(numel, FP8)
+    def __init__(self, tensor: Tensor, scales: Size) -> None:
+        graph = graph_of(tensor)
+        self.scale = graph.new(scales, FLOAT)
+        scaled = graph.new(tensor.numel, FLOAT)
+        clamped = graph.new(tensor.numel, FLOAT)
+        self.data = graph.new(tensor.numel, FP8)
         del clamped, scaled
-
-
-def _scale(tensor: Tensor, scales: Size, rounded: bool) -> Tensor:
-    """`tensor_to_scale`: magnitudes, their maxima, and 448 (or 57344) over these, worked out in fp64."""
-    graph = graph_of(tensor)
-    magnitudes = graph.new(tensor.numel, tensor.itemsize)
-    amax = graph.new(scales, tensor.itemsize)
-    del magnitudes
-    double = graph.new(scales, LONG)
-    clamped = graph.new(scales, LONG)
-    reciprocal = graph.new(scales, LONG)
-    quotient = graph.new(scales, LONG)
-    del clamped, reciprocal
-    scale = graph.new(scales, FLOAT)
-    del quotient
-    if rounded:
-        logarithm = graph.new(scales, FLOAT)
-        floor = graph.new(scales, FLOAT)
-        del logarithm
-        scale = graph.new(scales, FLOAT)
-        del floor
-    del double, amax
-    return scale
 
 
 def _product(
