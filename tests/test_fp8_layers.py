@@ -106,7 +106,7 @@ def test_a_device_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     for fp8 in ("tensorwise", "rowwise"):
         with pytest.raises(UserError, match=r"needs compute capability 8.9, found 8.0"):
-            convert(nn.Module(), QWEN, replace(FP8, fp8=fp8), "cuda")  # type: ignore[arg-type]
+            convert(nn.Module(), QWEN, replace(FP8, fp8=fp8), "cuda")
 
 
 def test_without_fp8_nothing_is_converted_and_every_size_goes() -> None:
