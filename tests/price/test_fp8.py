@@ -13,8 +13,9 @@ from efficient_training.recipe import Recipe
 from efficient_training.trace import trace
 from efficient_training.workload import Workload
 
-GROUP = 4
-GROUPS = 24 if os.environ.get("SOAK") else 3
+GROUP = 3
+GROUPS = 40 if os.environ.get("SOAK") else 2
+DEEPEST = 7 if os.environ.get("SOAK") else 3
 LLAMA = Workload(load_shape("llama-3.1-8b"), 8192, 8192)
 FULL = Recipe(1, "bf16", "full", optimizer="fused", loss="chunked")
 
@@ -22,24 +23,23 @@ FULL = Recipe(1, "bf16", "full", optimizer="fused", loss="chunked")
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_the_price_is_the_trace_to_the_byte(group: int) -> None:
     for seed in range(group * GROUP, (group + 1) * GROUP):
-        workload, recipe = draw_fp8(seed)
+        workload, recipe = draw_fp8(seed, DEEPEST)
         traced, priced = trace(workload, recipe), price(workload, recipe)
         assert priced.entries == traced.entries, (seed, workload, recipe)
 
 
-@pytest.mark.parametrize("fp8", ["tensorwise", "rowwise-gw-hp"])
-def test_at_true_sizes_too(fp8: str) -> None:
-    recipe = replace(FULL, fp8=fp8)  # type: ignore[arg-type]
-    assert price(LLAMA, recipe).entries == trace(LLAMA, recipe).entries
+def test_at_true_sizes_too_where_fp8_costs_what_the_chapter_derives() -> None:
+    """7 T f + 2 T h - h f bytes, and four scales, for T tokens, h features and f of the MLP."""
+    fp8 = price(LLAMA, replace(FULL, fp8="tensorwise"))
+    assert fp8.entries == trace(LLAMA, replace(FULL, fp8="tensorwise")).entries
+    tokens, hidden, ffn = LLAMA.sequence_length, LLAMA.model.hidden, LLAMA.model.ffn
+    assert fp8.peak() - price(LLAMA, FULL).peak() == 7 * tokens * ffn + 2 * tokens * hidden - hidden * ffn + 16
 
 
 @pytest.mark.parametrize("fp8", ["tensorwise", "rowwise", "rowwise-gw-hp"])
-def test_fp8_saves_no_byte_of_the_peak(fp8: str) -> None:
-    plain, checkpointed = replace(FULL, checkpointing="none"), FULL
-    for recipe in (plain, checkpointed):
-        assert price(LLAMA, replace(recipe, fp8=fp8)).peak() >= price(LLAMA, recipe).peak()  # type: ignore[arg-type]
+def test_without_checkpointing_it_saves_no_byte_of_the_peak(fp8: str) -> None:
+    plain = replace(FULL, checkpointing="none")
     assert price(LLAMA, replace(plain, fp8=fp8)).peak() == price(LLAMA, plain).peak()  # type: ignore[arg-type]
-    assert price(LLAMA, replace(FULL, fp8=fp8)).peak() > price(LLAMA, FULL).peak()  # type: ignore[arg-type]
 
 
 def test_one_definition_serves_ints_arrays_and_expressions() -> None:
