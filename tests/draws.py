@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 from efficient_training.models import FAMILIES, ModelShape
-from efficient_training.recipe import FSDP, PRECISIONS, Attention, Checkpointing, Recipe, Sharding
+from efficient_training.recipe import FSDP, PRECISIONS, Attention, Checkpointing, Fp8, Precision, Recipe, Sharding
 from efficient_training.workload import Workload
 
 
@@ -63,6 +63,24 @@ def draw_packed(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workl
         return workload, replace(recipe, packing="varlen", attention=attention)
     attention = "sdpa" if recipe.attention == "flash" else recipe.attention
     return workload, replace(recipe, packing="mask", attention=attention)
+
+
+def draw_fp8(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Recipe]:
+    """As `draw`, with linear layers in fp8, of sizes that these take, and now and then what they save on the host."""
+    workload, recipe = draw(seed, deepest, small)
+    rng = random.Random(13 * seed + 5)
+    shape = workload.model
+    family = shape.family if shape.family != "gpt2" else "llama"
+    head_dim = rng.choice([16, 32, 48])
+    hidden, ffn = 16 * shape.heads * rng.choice([1, 2, 3]), 16 * rng.choice([3, 7, 11, 20, 44])
+    shape = replace(shape, family=family, hidden=hidden, head_dim=head_dim, ffn=ffn)
+    fp8: Fp8 = rng.choice(["tensorwise", "rowwise", "rowwise-gw-hp"])
+    away = recipe.checkpointing == "none" and rng.random() < 0.3
+    precision: Precision = rng.choice(["bf16", "bf16-autocast"])
+    recipe = replace(recipe, precision=precision, fp8=fp8, offload_activations=away)
+    sequence = workload.sequence_length if fp8 == "rowwise-gw-hp" else rng.choice([16, 48, 112] if small else [16, 256])
+    steps = workload.tokens_per_step // (workload.sequence_length * recipe.micro_batch)
+    return Workload(shape, sequence, sequence * recipe.micro_batch * steps), recipe
 
 
 def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | None = None) -> tuple[Workload, Recipe]:

@@ -98,6 +98,15 @@ def test_a_workload_travels_through_yaml_with_its_model() -> None:
             "packing varlen is a flash kernel; choose attention flash or sdpa, got math",
         ),
         ({"micro_batch": 1, "packing": "rows"}, "packing must be one of none, mask, varlen, got 'rows'"),
+        (
+            {"micro_batch": 1, "fp8": "tensorwise"},
+            "fp8 tensorwise needs precision bf16 or bf16-autocast and one rank, got fp32 and sharding none",
+        ),
+        (
+            {"micro_batch": 1, "fp8": "rowwise", "precision": "bf16", "ranks": 2, "sharding": "fsdp"},
+            "fp8 rowwise needs precision bf16 or bf16-autocast and one rank, got bf16 and sharding fsdp",
+        ),
+        ({"micro_batch": 1, "fp8": "delayed"}, "fp8 must be one of none, tensorwise, rowwise, rowwise-gw-hp"),
         ([], "must be a mapping of fields, got list"),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Literal
 
 from .errors import UserError
 from .fields import check_positive, check_types
+from .fp8_layers import check_sizes
 from .workload import Workload
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "bf16-mixed"]
@@ -16,6 +17,7 @@ Sharding = Literal[
     "none", "ddp", "zero1", "fsdp", "fsdp-no-reshard", "hsdp", "deepspeed-1", "deepspeed-2", "deepspeed-3"
 ]
 Packing = Literal["none", "mask", "varlen"]
+Fp8 = Literal["none", "tensorwise", "rowwise", "rowwise-gw-hp"]
 Offload = Literal["none", "optimizer", "parameters", "optimizer-nvme", "parameters-nvme"]
 
 FSDP: tuple[Sharding, ...] = ("fsdp", "fsdp-no-reshard", "hsdp")
@@ -62,6 +64,8 @@ class Recipe:
     - `offload_activations`: tensors saved for backward wait in host memory, but for weights.
     - `packing`: rows hold several documents. `mask` keeps them apart by a mask of tokens x tokens for each row;
       `varlen` by their boundaries, with a kernel that takes lengths (torch's `varlen_attn`: CUDA, 16 bits).
+    - `fp8`: linear layers of the blocks multiply in fp8, by torchao: one scale a tensor, or one a row; `rowwise-gw-hp`
+      leaves the gradients of weights to bf16.
     """
 
     micro_batch: int
@@ -78,6 +82,7 @@ class Recipe:
     offload: Offload = "none"
     offload_activations: bool = False
     packing: Packing = "none"
+    fp8: Fp8 = "none"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -90,6 +95,11 @@ class Recipe:
             raise UserError("recipe: compile needs checkpointing none and one rank; the compiler recomputes by itself")
         self._check_ranks()
         self._check_packing()
+        if self.fp8 != "none" and (self.sharding != "none" or self.precision not in ("bf16", "bf16-autocast")):
+            raise UserError(
+                f"recipe: fp8 {self.fp8} needs precision bf16 or bf16-autocast and one rank, got {self.precision} and "
+                f"sharding {self.sharding}"
+            )
         if self.precision not in PRECISIONS[self.sharding]:
             raise UserError(
                 f"recipe: sharding {self.sharding} does not train in precision {self.precision}; choose "
@@ -150,8 +160,9 @@ class Recipe:
 def accumulation_steps(workload: Workload, recipe: Recipe) -> int:
     """Micro-batches that each rank runs in one optimizer step.
 
-    Raises `UserError` where the micro-batches of all ranks do not divide the step.
+    Raises `UserError` where the micro-batches of all ranks do not divide the step, or fp8 does not take their tokens.
     """
+    check_sizes(workload, recipe)
     sequences = workload.sequences_per_step
     steps, rest = divmod(sequences, recipe.micro_batch * recipe.ranks)
     if rest:

@@ -10,6 +10,7 @@ from torch import nn
 
 from .attention import implementation
 from .blocks import apply_checkpointing
+from .fp8_layers import convert
 from .host import SavedOnHost
 from .losses import shift_labels, token_loss_sum
 from .models import ModelShape
@@ -62,6 +63,7 @@ def build_model(shape: ModelShape, recipe: Recipe, device: str | torch.device = 
     config = hugging_face_config(shape, PACKED if recipe.packing == "varlen" else implementation(recipe.attention))
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    convert(model, shape, recipe, device)
     apply_checkpointing(model, recipe)
     if recipe.compile:
         model.base_model.compile()

@@ -20,8 +20,9 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .parts import plain_tensors
+from .parts import plain_tensors, torn_apart
 from .places import in_host_memory, on_host
+from .recomputation import recomputing
 from .samples import FORWARD, MOVING, SILENT, Log, Phase, Sample, Storage
 
 Tensors = Iterable[torch.Tensor] | Callable[[], Iterable[torch.Tensor]]
@@ -181,8 +182,8 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(hasattr(one, "_local_tensor") for one in types):
-            return NotImplemented  # a DTensor's operator is torn into plain ones first, on the tensors of this rank
+        if torn_apart(types):
+            return NotImplemented
         operator = func.name()
         forward = operator in FORWARD or self._in_forward()
         out = func(*args, **(kwargs or {}))
@@ -231,7 +232,7 @@ class MemoryTracker(TorchDispatchMode):
     def _in_forward(self) -> bool:
         """Whether the code that now runs is a forward pass, and not backward's or the optimizer's own arithmetic."""
         if torch._C._current_graph_task_id() != -1:
-            return torch.is_grad_enabled()
+            return torch.is_grad_enabled() or recomputing()
         return self._phase not in _NO_FORWARD
 
     def _end_forward(self) -> None:

@@ -1,6 +1,6 @@
 """The plain tensors of which others are made: a DTensor's part on this rank, a quantized tensor's codes and scales."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,3 +18,12 @@ def plain_tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from plain_tensors([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
         elif isinstance(leaf, torch.Tensor):
             yield leaf
+
+
+def torn_apart(types: Sequence[type]) -> bool:
+    """Whether an operator on tensors of these types becomes several on plain ones, each of which a mode can see.
+
+    A mode that returns `NotImplemented` for it is asked for those. They are DTensors, which become tensors of this
+    rank, and torchao's `Float8TrainingTensor`, whose product casts, copies and rescales.
+    """
+    return any(hasattr(one, "_local_tensor") or hasattr(one, "_linear_mm_config") for one in types)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .algebra import Size
 from .attention import attention
 from .autograd import Gradients, Parameter, Tensor
+from .fp8 import float8_linear
 from .matmul import conv1d, linear
 from .norms import layer_norm, rms_norm
 from .operators import (
@@ -35,6 +36,8 @@ from .words import Words
 
 Weights = dict[str, Parameter]
 SIDES = {"q": (Q, HEADS), "k": (KV, KV_HEADS), "v": (KV, KV_HEADS)}
+INPUTS = {"o": Q, "down": FFN}
+"""The inputs of a projection, where they are not the hidden width."""
 
 
 class Inputs(NamedTuple):
@@ -86,7 +89,7 @@ def _llama_block(hidden: Tensor, weights: Weights, inputs: Inputs, words: Words)
     hidden = add(residual, hidden)
     residual = hidden
     hidden = rms_norm(hidden, weights["norm2.weight"], TOKENS)
-    hidden = _gated_mlp(hidden, weights)
+    hidden = _gated_mlp(hidden, weights, words)
     return add(residual, hidden)
 
 
@@ -96,7 +99,7 @@ def _self_attention(hidden: Tensor, weights: Weights, inputs: Inputs, words: Wor
     assert inputs.tables is not None
     query, key = _rotate(query, key, *inputs.tables)
     out = attention(query, key, value, words.kernel, inputs.mask is not None)
-    out = _linear(out, "o", weights, HIDDEN)
+    out = _linear(out, "o", weights, HIDDEN, words)
     return out
 
 
@@ -104,14 +107,17 @@ def _projected(hidden: Tensor, side: str, weights: Weights, words: Words) -> Ten
     width, heads = SIDES[side]
     # The module's call holds its argument until it returns, so that the projection outlives its copy in fp32.
     alone = words.kernel.alone if side == "q" else words.kernel.kv_alone
-    projected = split_heads(_linear(hidden, side, weights, width), alone)
+    projected = split_heads(_linear(hidden, side, weights, width, words), alone)
     if words.family != "qwen3" or side == "v":
         return projected
     return alias(rms_norm(projected, weights[f"{side}_norm.weight"], TOKENS * heads))
 
 
-def _linear(x: Tensor, name: str, weights: Weights, width: Size) -> Tensor:
-    return linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), TOKENS, width)
+def _linear(x: Tensor, name: str, weights: Weights, width: Size, words: Words) -> Tensor:
+    weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+    if words.fp8 == "none":
+        return linear(x, weight, bias, TOKENS, width)
+    return float8_linear(x, weight, bias, TOKENS, INPUTS.get(name, HIDDEN), width, words.fp8)
 
 
 def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,10 +133,10 @@ def _rotate_half(x: Tensor, heads: Size) -> Tensor:
     return concatenate(neg(second), first, x.numel)
 
 
-def _gated_mlp(x: Tensor, weights: Weights) -> Tensor:
+def _gated_mlp(x: Tensor, weights: Weights, words: Words) -> Tensor:
     """`down(silu(gate(x)) * up(x))`: gate, silu, up and their product are kept, T x f each."""
-    product = mul(silu(_linear(x, "gate", weights, FFN)), _linear(x, "up", weights, FFN))
-    return _linear(product, "down", weights, HIDDEN)
+    product = mul(silu(_linear(x, "gate", weights, FFN, words)), _linear(x, "up", weights, FFN, words))
+    return _linear(product, "down", weights, HIDDEN, words)
 
 
 def _gpt2_block(hidden: Tensor, weights: Weights, inputs: Inputs, words: Words) -> Tensor:

@@ -7,8 +7,8 @@ from ..models import ModelShape
 from ..ownership import heaviest_rank, owned_by_rank
 from ..recipe import Recipe
 from .algebra import ONE, Evaluator, Size, total
-from .blocks import block_parameters
-from .sizes import FFN, FURTHER_BLOCKS, HIDDEN, POSITIONS, VOCABULARY, Q, rows, sizes_of
+from .blocks import INPUTS, block_parameters
+from .sizes import FFN, FURTHER_BLOCKS, HIDDEN, POSITIONS, VOCABULARY, rows, sizes_of
 from .words import Words, words_of
 
 Table = list[tuple[str, Size]]
@@ -89,8 +89,6 @@ def owned_evenly(words: Words, sizes: Mapping[str, Any], ranks: Any) -> dict[str
 
 SIDES: Mapping[str, str] = {"q": "q", "k": "kv", "v": "kv", "o": "hidden", "gate": "ffn", "up": "ffn", "down": "hidden"}
 """The first dimension of a projection's weight, (outputs, inputs), and of its bias."""
-INPUTS: Mapping[str, Size] = {"o": Q, "down": FFN}
-"""The inputs of a projection, where they are not the hidden width."""
 OTHERS: Mapping[str, tuple[str, Size]] = {
     "embedding": ("vocabulary", HIDDEN),
     "head": ("vocabulary", HIDDEN),

@@ -29,6 +29,7 @@ class Words:
     offload: str = "none"
     offload_activations: bool = False
     packing: str = "none"
+    fp8: str = "none"
 
     @property
     def itemsize(self) -> int:
@@ -97,4 +98,5 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         offload=recipe.offload,
         offload_activations=recipe.offload_activations,
         packing=recipe.packing,
+        fp8=recipe.fp8,
     )
