@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 from efficient_training.models import FAMILIES, ModelShape
-from efficient_training.recipe import FSDP, PRECISIONS, Attention, Checkpointing, Recipe, Sharding
+from efficient_training.recipe import FSDP, PRECISIONS, Algorithm, Attention, Checkpointing, Recipe, Sharding
 from efficient_training.workload import Workload
 
 
@@ -52,6 +52,19 @@ def draw_offloaded(
     if not shards or rng.random() < 0.5:
         recipe = replace(recipe, checkpointing="none", checkpoint_every=1, offload_activations=True)
     return workload, replace(recipe, offload="parameters" if shards else "none")
+
+
+def draw_algorithm(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Recipe]:
+    """As `draw`, with any optimizer, and for some with the step in backward."""
+    workload, recipe = draw(seed, deepest, small)
+    rng = random.Random(13 * seed + 5)
+    words = get_args(Algorithm)
+    algorithm: Algorithm = words[seed % len(words)]
+    optimizer = recipe.optimizer if algorithm == "adamw" else "foreach"
+    in_backward = recipe.precision != "fp16-autocast" and rng.random() < 0.4
+    if in_backward:
+        workload = replace(workload, tokens_per_step=workload.sequence_length * recipe.micro_batch)
+    return workload, replace(recipe, algorithm=algorithm, optimizer=optimizer, step_in_backward=in_backward)
 
 
 def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | None = None) -> tuple[Workload, Recipe]:

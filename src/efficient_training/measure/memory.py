@@ -20,6 +20,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .hooks import hook_first
 from .parts import plain_tensors
 from .places import in_host_memory, on_host
 from .samples import MOVING, SILENT, Log, Phase, Sample, Storage
@@ -161,7 +162,7 @@ class MemoryTracker(TorchDispatchMode):
         self._name_known()
         for parameter in [*self._parameters, *self._watched]:
             if parameter.requires_grad:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._name_gradient))
+                self._handles.append(hook_first(parameter, self._name_gradient))
         self._follow_resizes()
         super().__enter__()
         return self
@@ -181,8 +182,8 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(hasattr(one, "_local_tensor") for one in types):
-            return NotImplemented  # a DTensor's operator is torn into plain ones first, on the tensors of this rank
+        if any(hasattr(one, "__tensor_flatten__") for one in types):
+            return NotImplemented  # an operator of a tensor that is made of others is torn into theirs first
         forward, operator = self._in_forward(), func.name()
         out = func(*args, **(kwargs or {}))
         for tensor in plain_tensors(out):

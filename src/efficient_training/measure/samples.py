@@ -9,8 +9,8 @@ import torch
 MOVING = ("c10d::", "_c10d_functional::", "fsdp::")
 """Operators that move data between ranks, or to and from what they move, by the start of their names."""
 
-SILENT = ("prim::", "profiler::")
-"""Operators that only ask or note something."""
+SILENT = ("prim::", "profiler::", "aten::_local_scalar_dense")
+"""Operators that only ask or note something, such as `item`."""
 
 
 @dataclass(frozen=True)

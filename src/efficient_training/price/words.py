@@ -28,6 +28,8 @@ class Words:
     sharding: str = "none"
     offload: str = "none"
     offload_activations: bool = False
+    algorithm: str = "adamw"
+    step_in_backward: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -93,4 +95,6 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         sharding=recipe.sharding,
         offload=recipe.offload,
         offload_activations=recipe.offload_activations,
+        algorithm=recipe.algorithm,
+        step_in_backward=recipe.step_in_backward,
     )
