@@ -5,7 +5,17 @@ from dataclasses import replace
 from typing import get_args
 
 from efficient_training.models import FAMILIES, ModelShape
-from efficient_training.recipe import FSDP, PRECISIONS, Attention, Checkpointing, Fp8, Precision, Recipe, Sharding
+from efficient_training.recipe import (
+    FSDP,
+    PRECISIONS,
+    Algorithm,
+    Attention,
+    Checkpointing,
+    Fp8,
+    Precision,
+    Recipe,
+    Sharding,
+)
 from efficient_training.workload import Workload
 
 
@@ -81,6 +91,19 @@ def draw_fp8(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload
     sequence = workload.sequence_length if fp8 == "rowwise-gw-hp" else rng.choice([16, 48, 112] if small else [16, 256])
     steps = workload.tokens_per_step // (workload.sequence_length * recipe.micro_batch)
     return Workload(shape, sequence, sequence * recipe.micro_batch * steps), recipe
+
+
+def draw_algorithm(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Recipe]:
+    """As `draw`, with any optimizer, and for some with the step in backward."""
+    workload, recipe = draw(seed, deepest, small)
+    rng = random.Random(13 * seed + 5)
+    words = get_args(Algorithm)
+    algorithm: Algorithm = words[seed % len(words)]
+    optimizer = recipe.optimizer if algorithm == "adamw" else "foreach"
+    in_backward = recipe.precision != "fp16-autocast" and rng.random() < 0.4
+    if in_backward:
+        workload = replace(workload, tokens_per_step=workload.sequence_length * recipe.micro_batch)
+    return workload, replace(recipe, algorithm=algorithm, optimizer=optimizer, step_in_backward=in_backward)
 
 
 def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | None = None) -> tuple[Workload, Recipe]:

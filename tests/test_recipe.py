@@ -107,6 +107,24 @@ def test_a_workload_travels_through_yaml_with_its_model() -> None:
             "fp8 rowwise needs precision bf16 or bf16-autocast and one rank, got bf16 and sharding fsdp",
         ),
         ({"micro_batch": 1, "fp8": "delayed"}, "fp8 must be one of none, tensorwise, rowwise, rowwise-gw-hp"),
+        (
+            {"micro_batch": 1, "algorithm": "lion", "optimizer": "fused"},
+            "optimizer fused is a way to run algorithm adamw; leave it out with lion",
+        ),
+        ({"micro_batch": 1, "algorithm": "adam8bit"}, "algorithm must be one of adamw, .*, got 'adam8bit'"),
+        (
+            {"micro_batch": 1, "algorithm": "muon", "ranks": 2, "sharding": "fsdp"},
+            "algorithm muon needs sharding none, got fsdp",
+        ),
+        (
+            {"micro_batch": 1, "step_in_backward": True, "ranks": 2, "sharding": "ddp"},
+            "step_in_backward needs sharding none, got ddp",
+        ),
+        (
+            {"micro_batch": 1, "step_in_backward": True, "precision": "fp16-autocast"},
+            "step_in_backward needs another precision than fp16-autocast",
+        ),
+        ({"micro_batch": 1, "step_in_backward": True, "compile": True}, "step_in_backward needs compile: false"),
         ([], "must be a mapping of fields, got list"),
     ],
 )
@@ -122,6 +140,12 @@ def test_accumulation_steps_follow_from_workload_and_micro_batch() -> None:
     assert accumulation_steps(workload(), Recipe(micro_batch=2, ranks=2, sharding="ddp")) == 2
     with pytest.raises(UserError, match=r"micro_batch \(2\) times ranks \(8\) must divide the 8 sequences"):
         accumulation_steps(workload(), Recipe(micro_batch=2, ranks=8, sharding="ddp"))
+
+
+def test_a_step_in_backward_has_one_micro_batch() -> None:
+    assert accumulation_steps(workload(), Recipe(8, step_in_backward=True)) == 1
+    with pytest.raises(UserError, match=r"each of 4 micro-batches a step of its own; choose a micro_batch of 8"):
+        accumulation_steps(workload(), Recipe(2, step_in_backward=True))
 
 
 def test_fields_of_one_rank_stay_out_of_what_is_written() -> None:

@@ -7,23 +7,13 @@ them with what a step leaves in memory. They need shapes and the width of an ele
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from .errors import UserError
-from .measure.parts import plain_tensors
+from .recipe import Algorithm
 
-Word = Literal[
-    "adamw",
-    "adafactor",
-    "lion",
-    "muon",
-    "bnb-adamw8bit",
-    "bnb-paged-adamw8bit",
-    "bnb-lion8bit",
-    "torchao-adamw8bit",
-    "torchao-adamw4bit",
-    "torchao-adamwfp8",
-]
+Word = Algorithm
+"""The word of an optimizer, as `Recipe.algorithm` has it."""
 WORDS: tuple[Word, ...] = get_args(Word)
 Shapes = Mapping[str, Sequence[int]]
 
@@ -133,5 +123,7 @@ def _moments(word: str) -> int:
 
 def held_bytes(optimizer: Any) -> int:
     """Bytes of the tensors in an optimizer's state, each storage once, those inside of tensor subclasses too."""
+    from .measure.parts import plain_tensors  # torch, without which all else here does
+
     storages = (tensor.untyped_storage() for tensor in plain_tensors(list(optimizer.state.values())))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

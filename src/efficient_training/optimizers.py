@@ -6,6 +6,7 @@ What each of them keeps, in bytes, stands in `optimizer_state`.
 import importlib
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ def build(
         taken = [p for name, p in trained.items() if muon_takes(name, p.shape)]
         others = [p for name, p in trained.items() if not muon_takes(name, p.shape)]
         parts: list[Optimizer] = [torch.optim.Muon(taken, adjust_lr_fn="match_rms_adamw", **common)] if taken else []
-        parts += [torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay)] if others else []
+        # foreach is what torch takes on a GPU anyway.
+        parts += [torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, foreach=True)] if others else []
         return Together(parts)
     if word.startswith("bnb"):
         bnb = _package("bitsandbytes", word)
@@ -70,6 +72,11 @@ def build(
 
 _BNB = {"bnb-adamw8bit": "AdamW8bit", "bnb-paged-adamw8bit": "PagedAdamW8bit", "bnb-lion8bit": "Lion8bit"}
 _TORCHAO = {"torchao-adamw8bit": "AdamW8bit", "torchao-adamw4bit": "AdamW4bit", "torchao-adamwfp8": "AdamWFp8"}
+
+
+def eagerly(word: Word) -> AbstractContextManager[Any]:
+    """Around steps of the optimizer `word`, so that none of it is compiled: torchao's steps would be."""
+    return torch.compiler.set_stance("force_eager") if word.startswith("torchao") else nullcontext()
 
 
 def _package(name: str, word: str) -> Any:
@@ -157,6 +164,15 @@ class InBackward:
     def _step(self, parameter: torch.Tensor) -> None:
         self.optimizers[parameter].step()  # type: ignore[index]
         parameter.grad = None
+
+    def step(self) -> None:
+        """Step parameters that have a gradient: after a backward pass, none."""
+        for parameter in self.optimizers:
+            if parameter.grad is not None:
+                self._step(parameter)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: gradients are gone."""
 
     @property
     def state(self) -> dict[torch.Tensor, Any]:

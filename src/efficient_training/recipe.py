@@ -10,6 +10,18 @@ from .workload import Workload
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "bf16-mixed"]
 Checkpointing = Literal["none", "full", "selective", "selective-half"]
+Algorithm = Literal[
+    "adamw",
+    "adafactor",
+    "lion",
+    "muon",
+    "bnb-adamw8bit",
+    "bnb-paged-adamw8bit",
+    "bnb-lion8bit",
+    "torchao-adamw8bit",
+    "torchao-adamw4bit",
+    "torchao-adamwfp8",
+]
 OptimizerImplementation = Literal["loop", "foreach", "fused"]
 Loss = Literal["upcast", "native", "chunked"]
 Attention = Literal["math", "efficient", "flash", "sdpa"]
@@ -48,7 +60,9 @@ class Recipe:
     - `checkpointing`: `full` recomputes whole segments of `checkpoint_every` blocks; `selective` recomputes what is no
       matrix product and no attention (torch's op policy), block by block; `selective-half` also every second product
       of a block, as torchtitan's policy does.
+    - `algorithm`: the optimizer, by its word in `efficient_training.optimizers`.
     - `optimizer`: how torch's AdamW runs its step.
+    - `step_in_backward`: each parameter steps as soon as its gradient is whole, and the gradient is freed.
     - `loss`: `upcast` computes cross-entropy on fp32 logits, as transformers does; `native` on logits as they are;
       `chunked` never holds the logits of all tokens.
     - `attention`: a kernel of scaled-dot-product attention; `sdpa` is whichever CUDA picks.
@@ -83,6 +97,8 @@ class Recipe:
     offload_activations: bool = False
     packing: Packing = "none"
     fp8: Fp8 = "none"
+    algorithm: Algorithm = "adamw"
+    step_in_backward: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -112,12 +128,30 @@ class Recipe:
                 f"recipe: offload_activations needs checkpointing none, got {self.checkpointing}: a checkpoint holds "
                 "the inputs of its segments itself, where no hook on saved tensors can take them"
             )
+        self._check_algorithm()
         if self.offload not in OFFLOADS[self.sharding]:
             takers = [name for name, offered in OFFLOADS.items() if self.offload in offered]
             raise UserError(
                 f"recipe: sharding {self.sharding} has no offload {self.offload}; sharding that has: "
                 f"{', '.join(takers)}"
             )
+
+    def _check_algorithm(self) -> None:
+        if self.algorithm != "adamw" and self.optimizer != "foreach":
+            raise UserError(
+                f"recipe: optimizer {self.optimizer} is a way to run algorithm adamw; leave it out with "
+                f"{self.algorithm}"
+            )
+        if self.sharding != "none" and (self.algorithm != "adamw" or self.step_in_backward):
+            what = "step_in_backward" if self.step_in_backward else f"algorithm {self.algorithm}"
+            raise UserError(f"recipe: {what} needs sharding none, got {self.sharding}")
+        if self.step_in_backward and self.precision == "fp16-autocast":
+            raise UserError(
+                "recipe: step_in_backward needs another precision than fp16-autocast, whose gradient scaler must see "
+                "all gradients before a step"
+            )
+        if self.step_in_backward and self.compile:
+            raise UserError("recipe: step_in_backward needs compile: false; compiled code gives all gradients at once")
 
     def _check_ranks(self) -> None:
         if (self.sharding == "none") != (self.ranks == 1):
@@ -169,5 +203,10 @@ def accumulation_steps(workload: Workload, recipe: Recipe) -> int:
         ranks = f" times ranks ({recipe.ranks})" if recipe.ranks > 1 else ""
         raise UserError(
             f"recipe: micro_batch ({recipe.micro_batch}){ranks} must divide the {sequences} sequences of a step"
+        )
+    if steps > 1 and recipe.step_in_backward:
+        raise UserError(
+            f"recipe: step_in_backward makes each of {steps} micro-batches a step of its own; choose a micro_batch of "
+            f"{sequences}, or step_in_backward: false"
         )
     return steps

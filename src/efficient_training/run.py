@@ -14,6 +14,7 @@ from .fp8_layers import convert
 from .host import SavedOnHost
 from .losses import shift_labels, token_loss_sum
 from .models import ModelShape
+from .optimizers import InBackward, build, eagerly
 from .packing import window as packed
 from .packing.attention import IMPLEMENTATION as PACKED
 from .packing.window import Batch
@@ -76,9 +77,16 @@ def adamw_flags(recipe: Recipe) -> dict[str, Any]:
     return {"fused": True} if recipe.optimizer == "fused" else {"foreach": recipe.optimizer == "foreach"}
 
 
-def build_optimizer(model: nn.Module, recipe: Recipe, lr: float = 1e-4) -> torch.optim.AdamW:
-    """AdamW over the model's trainable parameters, in the recipe's implementation."""
-    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=lr, **adamw_flags(recipe))
+def build_optimizer(model: nn.Module, recipe: Recipe, lr: float = 1e-4) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the model's trainable parameters, with the weight decay of torch's AdamW.
+
+    Raises `UserError` where its package is missing.
+    """
+    options = {"weight_decay": 0.01, **(adamw_flags(recipe) if recipe.algorithm == "adamw" else {})}
+    named = dict(model.named_parameters())
+    if recipe.step_in_backward:
+        return cast(torch.optim.Optimizer, InBackward(recipe.algorithm, named, lr, **options))
+    return build(recipe.algorithm, named, lr, **options)
 
 
 @dataclass
@@ -109,7 +117,7 @@ class Trainer:
             with self._reducing(last=number == len(window)):
                 with phase("forward"), self.saving:
                     loss = self._loss(batch, target) / tokens
-                with phase("backward"):
+                with phase("backward"), self._eagerly():
                     (self.scaler.scale(loss) if self.scaler else loss).backward()
             total = loss.detach() if total is None else total + loss.detach()
             del loss
@@ -121,11 +129,16 @@ class Trainer:
 
     def update(self) -> None:
         """Step the optimizer; under a gradient scaler, unless it finds an overflow."""
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        with self._eagerly():
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+
+    def _eagerly(self) -> AbstractContextManager[Any]:
+        """Around the optimizer's step: torchao's, written to be compiled, is with the recipe's `compile` only."""
+        return nullcontext() if self.recipe.compile else eagerly(self.recipe.algorithm)
 
     @property
     def states(self) -> torch.optim.Optimizer:

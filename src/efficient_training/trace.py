@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .cuda_rules import as_on_cuda
 from .errors import UserError
+from .fake_optimizers import steps_on_fakes
 from .fake_ranks import one_of
 from .ledger import PHASES, Ledger
 from .measure.memory import MemoryTracker
@@ -112,7 +113,8 @@ def trace_timeline(
         raise UserError("trace: a compiled model has no operators to trace; run it instead, or set compile: false")
     steps = min(accumulation_steps(workload, recipe), 2)
     on_cuda = as_on_cuda() if kernels == "cuda" else nullcontext()
-    with one_of(recipe, shape), FakeTensorMode(allow_non_fake_inputs=True), on_cuda:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with one_of(recipe, shape), fake, steps_on_fakes(recipe.algorithm), on_cuda:
         trainer = build(shape, recipe)
         if trainer.scaler is not None:
             trainer.scaler = _FakeScaler("cpu")
@@ -180,7 +182,7 @@ def _matched(few: Sequence[Sample], more: Sequence[Sample]) -> list[tuple[Sample
     """
     pairs = list(zip(few, more, strict=False))
     same = next((n for n, (a, b) in enumerate(pairs) if a.operator != b.operator), len(pairs))
-    return pairs[: same - (len(more) - len(few))]
+    return pairs[: max(0, same - (len(more) - len(few)))]
 
 
 def affine(few: Sample, more: Sample, further: int) -> Sample:

@@ -20,6 +20,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .hooks import hook_first
 from .parts import plain_tensors, torn_apart
 from .places import in_host_memory, on_host
 from .recomputation import recomputing
@@ -162,7 +163,7 @@ class MemoryTracker(TorchDispatchMode):
         self._name_known()
         for parameter in [*self._parameters, *self._watched]:
             if parameter.requires_grad:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._name_gradient))
+                self._handles.append(hook_first(parameter, self._name_gradient))
         self._follow_resizes()
         super().__enter__()
         return self

@@ -23,7 +23,7 @@ def plain_tensors(values: Any) -> Iterator[torch.Tensor]:
 def torn_apart(types: Sequence[type]) -> bool:
     """Whether an operator on tensors of these types becomes several on plain ones, each of which a mode can see.
 
-    A mode that returns `NotImplemented` for it is asked for those. They are DTensors, which become tensors of this
-    rank, and torchao's `Float8TrainingTensor`, whose product casts, copies and rescales.
+    A mode that returns `NotImplemented` for it is asked for those: operators on the tensors of this rank, of a
+    DTensor; the casts and copies in a product of torchao's tensors in fp8; what reads and writes its quantized states.
     """
-    return any(hasattr(one, "_local_tensor") or hasattr(one, "_linear_mm_config") for one in types)
+    return any(hasattr(one, "__tensor_flatten__") for one in types)

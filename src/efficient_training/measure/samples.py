@@ -12,8 +12,8 @@ MOVING = ("c10d::", "_c10d_functional::", "fsdp::")
 FORWARD = ("torch_attn::_varlen_attn",)
 """Operators that torch runs with gradients off in forward passes too, as they bring a backward of their own."""
 
-SILENT = ("prim::", "profiler::")
-"""Operators that only ask or note something."""
+SILENT = ("prim::", "profiler::", "aten::_local_scalar_dense")
+"""Operators that only ask or note something, such as `item`."""
 
 
 @dataclass(frozen=True)

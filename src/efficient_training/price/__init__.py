@@ -19,6 +19,7 @@ from .elsewhere import elsewhere, notes
 from .evaluate import peaks
 from .parameters import owned_sizes, parts_of
 from .sizes import named_sizes, sharded_sizes, sizes_of
+from .state import state_sizes
 from .streams import stream_peaks
 from .words import Words, words_of
 
@@ -80,6 +81,7 @@ def price_sizes(words: Words, sizes: Mapping[str, Any], place: Place = "device")
 
     Values may be ints, NumPy arrays of int64 of one shape, or `ops.Expression`s; the result is of their kind.
     """
+    sizes = state_sizes(words, sizes) if words.algorithm != "adamw" else sizes
     return {phase: peaks(found, sizes) for phase, found in candidates(words)[place].items()}
 
 

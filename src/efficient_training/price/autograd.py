@@ -90,16 +90,18 @@ class Node:
 class Parameter(Tensor):
     """A weight: a leaf, whose gradient is taken from the first backward pass and added to in the next.
 
-    `bucketed`: DDP copies the gradient to a bucket of its own as soon as it is there.
+    `bucketed`: DDP copies the gradient to a bucket of its own as soon as it is there. `step`: the parameter is updated
+    then, and the gradient let go of.
     """
 
-    __slots__ = ("bucketed", "gradient", "has_gradient")
+    __slots__ = ("bucketed", "gradient", "has_gradient", "step")
 
     def __init__(
         self, tape: "Graph", numel: Size, itemsize: int, has_gradient: bool = False, bucketed: bool = False
     ) -> None:
         super().__init__(tape, None, numel, itemsize)
         self.gradient: Tensor | None = None
+        self.step: Callable[[], None] | None = None
         self.has_gradient, self.bucketed = has_gradient, bucketed
         self.node = Node(tape, (), self._accumulate, ())
         self.node.order = FIRST
@@ -109,7 +111,9 @@ class Parameter(Tensor):
         if self.gradient is None and not self.has_gradient and new is not None and new.storage is not None:
             new.storage.entry.component = "gradients"
             self.gradient = new
-        if self.bucketed:
+        if self.step is not None:
+            self.step()
+        if self.bucketed or self.step is not None:
             self.gradient = None
         return []
 

@@ -9,6 +9,7 @@ from ..ledger import COMPONENTS, PHASES, Place
 from .algebra import ONE, ZERO, Evaluator, Monomial, Size
 from .plan import Segment, plan
 from .sizes import named_sizes, sharded_sizes
+from .state import state_sizes
 from .step import run_step
 from .tape import Instant
 from .words import Words
@@ -55,13 +56,13 @@ def _by_changes(instants: list[Instant]) -> Candidates:
 def _highest(instants: list[Instant], words: Words) -> list[Instant]:
     """Without those that an earlier one never falls below, or a later one always exceeds."""
     expanded = [_expanded(instant.bytes, words) for instant in instants]
-    tops = sorted({_top(instants, seed) for seed in range(SAMPLES)})
+    tops = sorted({_top(instants, seed, words) for seed in range(SAMPLES)})
     left = [n for n in range(len(instants)) if n in tops or not _exceeded(n, tops, expanded)]
     return [instants[n] for n in left if not _exceeded(n, left, expanded)]
 
 
-def _top(instants: list[Instant], seed: int) -> int:
-    value = Evaluator(_random_sizes(random.Random(seed)))
+def _top(instants: list[Instant], seed: int, words: Words) -> int:
+    value = Evaluator(state_sizes(words, _random_sizes(random.Random(seed))))
     return max(range(len(instants)), key=lambda number: value(instants[number].bytes))
 
 
@@ -108,10 +109,14 @@ LARGER = (
 """Names of which the first is never less than the second."""
 
 
+RESTS = ("further_", "two_", "three_", "four_", "ragged", "quantized_", "plain_", "blocks_")
+"""How names begin that may be 0."""
+
+
 @lru_cache(maxsize=1024)
 def _rest(name: str, halved: bool) -> Size:
     """The name in terms of rests that may be 0."""
-    if name.startswith(("further_", "two_", "three_", "four_", "ragged")):
+    if name.startswith(RESTS):
         return Size.named(name)
     if name == "head_dim" and halved:
         return _rest("half_head", halved) * 2

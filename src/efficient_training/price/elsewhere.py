@@ -6,6 +6,12 @@ from . import deepspeed
 from .algebra import Size
 from .words import Words
 
+ALGORITHM_NOTES = {
+    "torchao": "torchao's step is taken eagerly, as run and trace do it; compiled, it makes fewer temporaries",
+    "bnb-paged": "paged state counts as the device's, where it is while it fits; the driver may move it to the host",
+}
+"""What is to be said of optimizers, by the start of their words."""
+
 
 @lru_cache(maxsize=1024)
 def elsewhere(words: Words) -> dict[str, dict[str, Size]]:
@@ -14,5 +20,6 @@ def elsewhere(words: Words) -> dict[str, dict[str, Size]]:
 
 
 def notes(words: Words) -> list[str]:
-    """How far the price of these words can be trusted, where no trace proves it."""
-    return [f"DeepSpeed: {deepspeed.TOLERANCE_NOTE}"] if words.deepspeed else []
+    """How far the price of these words can be trusted, where no trace proves it, and what it leaves open."""
+    out = [f"DeepSpeed: {deepspeed.TOLERANCE_NOTE}"] if words.deepspeed else []
+    return out + [note for start, note in ALGORITHM_NOTES.items() if words.algorithm.startswith(start)]

@@ -7,10 +7,11 @@ from .autograd import Graph, Parameter, Tensor
 from .blocks import Weights
 from .deepspeed import Engine
 from .operators import FLOAT
-from .optimizer import optimizer_step
+from .optimizer import optimizer_step, step_of_one
 from .parameters import elements, number, shard_tables, tables
 from .plan import Segment
 from .sizes import HALF_HEAD, OWNED, OWNED_PARAMETERS
+from .state import STATE
 from .units import units_of
 from .words import Words
 
@@ -22,7 +23,7 @@ class Model:
         self.graph, self.words = graph, words
         self.table = tables(words)
         self.kept = shard_tables(self.table, words) if words.fsdp else self.table
-        self.outer = {name: self._parameter(size) for name, size in self.table.before + self.table.after}
+        self.outer = {name: self._parameter(name, size) for name, size in self.table.before + self.table.after}
         self.inner = [self._segment_weights(segment) for segment in segments]
         self.units = units_of(graph, words, self.kept, list(self.outer.values()), self.inner) if words.fsdp else None
         self.engine = Engine(graph, words) if words.deepspeed else None
@@ -32,10 +33,10 @@ class Model:
         with self.graph.within(segment.region):
             for region in segment.blocks:
                 with self.graph.within(region):
-                    weights.append({name: self._parameter(size) for name, size in self.table.block})
+                    weights.append({name: self._parameter(name, size) for name, size in self.table.block})
         return weights
 
-    def _parameter(self, numel: Size) -> Parameter:
+    def _parameter(self, name: str, numel: Size) -> Parameter:
         """A weight, which has no storage here, as all weights are one constant; but its gradient has.
 
         Under DDP, gradients of the micro-batches before the last are tensors of their own (`no_sync`), until the last
@@ -45,6 +46,8 @@ class Model:
         taken = words.ddp or words.sharding in ("deepspeed-2", "deepspeed-3")
         there = words.accumulating and (words.ddp or not taken) and not words.fsdp
         made = Parameter(self.graph, numel, words.itemsize, there, taken)
+        if words.step_in_backward:
+            made.step = lambda: step_of_one(self.graph, words, name, numel)
         if words.ddp and words.accumulating:
             made.gradient = self.graph.new(numel, words.itemsize)
             assert made.gradient.storage is not None
@@ -86,8 +89,8 @@ class Model:
                 optimizer_step(self.graph, self.words, *self.kept)
 
     def constants(self) -> list[tuple[str, Size]]:
-        """What is alive on the device throughout: weights and buffers (two of rotary frequencies), AdamW's two moments
-        and its step of each parameter, and the gradients: under accumulation, and under DDP always, as its buckets."""
+        """What is alive on the device throughout: weights and buffers (two of rotary frequencies), the optimizer's
+        state, and the gradients: under accumulation, and under DDP always, as its buckets."""
         words = self.words
         buffers = ("weights", Size.of(0) if words.family == "gpt2" else HALF_HEAD * (2 * FLOAT))
         if self.engine is not None:
@@ -99,10 +102,13 @@ class Model:
         return self._states() if self.words.fsdp and self.words.offload != "none" else []
 
     def _states(self) -> list[tuple[str, Size]]:
+        """Weights and state: AdamW's two moments and its step of each parameter, or what `state` works out."""
         words = self.words
         weights = elements(self.kept) * words.state_itemsize
         state = weights * 2 + number(self.table) * FLOAT
         if words.sharding == "zero1":
             state = OWNED * (2 * words.state_itemsize) + OWNED_PARAMETERS * FLOAT
+        elif words.algorithm != "adamw":
+            state = STATE
         out = [("weights", weights), ("optimizer state", state)]
         return [*out, ("gradients", weights)] if words.accumulating or words.ddp else out

@@ -110,11 +110,12 @@ def shard_elements(name: str, family: str) -> Size:
     All shards are allocated as large (`FSDPParam._init_sharded_param`: "pre-pad the sharded parameter"), so that what
     is gathered has `ranks` times as many.
     """
-    dimension, rest = _dimensions(name, family == "gpt2")
+    dimension, rest = dimensions(name, family == "gpt2")
     return rows(dimension) * rest
 
 
-def _dimensions(name: str, gpt2: bool) -> tuple[str, Size]:
+def dimensions(name: str, gpt2: bool) -> tuple[str, Size]:
+    """The first dimension of a parameter, by its word, and the elements of one of its rows."""
     if name in OTHERS:
         return OTHERS[name]
     if gpt2 and name in CONV1D:

@@ -30,6 +30,8 @@ class Words:
     offload_activations: bool = False
     packing: str = "none"
     fp8: str = "none"
+    algorithm: str = "adamw"
+    step_in_backward: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -99,4 +101,6 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         offload_activations=recipe.offload_activations,
         packing=recipe.packing,
         fp8=recipe.fp8,
+        algorithm=recipe.algorithm,
+        step_in_backward=recipe.step_in_backward,
     )
