@@ -5,6 +5,7 @@ from typing import Literal
 
 from .errors import UserError
 from .fields import check_positive, check_types
+from .models import ModelShape
 from .workload import Workload
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "bf16-mixed"]
@@ -15,6 +16,9 @@ Attention = Literal["math", "efficient", "flash", "sdpa"]
 Sharding = Literal[
     "none", "ddp", "zero1", "fsdp", "fsdp-no-reshard", "hsdp", "deepspeed-1", "deepspeed-2", "deepspeed-3"
 ]
+Adapter = Literal["none", "lora"]
+AdapterTargets = Literal["q-v", "all-linear"]
+Quantization = Literal["none", "nf4", "nf4-double"]
 Offload = Literal["none", "optimizer", "parameters", "optimizer-nvme", "parameters-nvme"]
 
 FSDP: tuple[Sharding, ...] = ("fsdp", "fsdp-no-reshard", "hsdp")
@@ -58,6 +62,11 @@ class Recipe:
     - `precision: bf16-mixed`: weights are gathered and used in bf16, their masters, gradients after the reduction and
       optimizer state are fp32 (FSDP2's `MixedPrecisionPolicy`, DeepSpeed's `bf16`).
     - `offload`: what is kept in host memory, or (`-nvme`) on disk: optimizer state, or parameters with it.
+    - `adapter`: `lora` freezes the model and trains a product of two matrices of rank `adapter_rank` beside each of
+      `adapter_targets`: queries and values, or all linear layers of the blocks (embedding and head stay as they are).
+      They are fp32 in every precision, as peft has them.
+    - `quantization`: frozen linear layers in NF4, their scales in fp32, or with `nf4-double` quantized in turn. What is
+      not quantized is fp32, as `prepare_model_for_kbit_training` leaves it, but in precision bf16 as it was loaded.
     - `offload_activations`: tensors saved for backward wait in host memory, but for weights.
     """
 
@@ -74,10 +83,15 @@ class Recipe:
     replicas: int = 1
     offload: Offload = "none"
     offload_activations: bool = False
+    adapter: Adapter = "none"
+    adapter_rank: int = 16
+    adapter_targets: AdapterTargets = "q-v"
+    quantization: Quantization = "none"
 
     def __post_init__(self) -> None:
         check_types(self)
         check_positive(self, "micro_batch", "checkpoint_every", "ranks", "replicas")
+        self._check_adapter()
         if self.checkpoint_every != 1 and self.checkpointing != "full":
             raise UserError(f"recipe: checkpoint_every needs checkpointing: full, got {self.checkpointing}")
         if self.attention == "flash" and self.precision == "fp32":
@@ -102,6 +116,24 @@ class Recipe:
             raise UserError(
                 f"recipe: sharding {self.sharding} has no offload {self.offload}; sharding that has: "
                 f"{', '.join(takers)}"
+            )
+
+    def _check_adapter(self) -> None:
+        if self.adapter_rank < 1:
+            raise UserError(
+                f"recipe: adapter_rank must be at least 1, got {self.adapter_rank}; rank 0 would train nothing"
+            )
+        if self.adapter == "none":
+            if self.adapter_rank != 16 or self.adapter_targets != "q-v":
+                raise UserError("recipe: adapter_rank and adapter_targets need an adapter; set adapter: lora")
+            if self.quantization != "none":
+                raise UserError(
+                    f"recipe: quantization {self.quantization} needs an adapter, as quantized weights cannot be "
+                    "trained; set adapter: lora"
+                )
+        elif self.ranks > 1 or self.compile or self.offload_activations:
+            raise UserError(
+                f"recipe: adapter {self.adapter} trains on one rank, without compile and offload_activations"
             )
 
     def _check_ranks(self) -> None:
@@ -139,3 +171,17 @@ def accumulation_steps(workload: Workload, recipe: Recipe) -> int:
             f"recipe: micro_batch ({recipe.micro_batch}){ranks} must divide the {sequences} sequences of a step"
         )
     return steps
+
+
+def check_adapter(shape: ModelShape, recipe: Recipe) -> None:
+    """Raise `UserError` where the recipe's adapter or quantization finds no layers in a model of `shape`."""
+    if recipe.quantization != "none" and shape.family == "gpt2":
+        raise UserError(
+            f"recipe: quantization {recipe.quantization} takes linear layers, which {shape.name} (GPT-2) has none of; "
+            "set quantization: none"
+        )
+    if recipe.adapter != "none" and recipe.adapter_targets == "q-v" and shape.family == "gpt2":
+        raise UserError(
+            f"recipe: adapter_targets q-v finds no layers in {shape.name}, as GPT-2 has one layer for queries, keys "
+            "and values; set adapter_targets: all-linear"
+        )

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .parts import plain_tensors
 from .places import in_host_memory, on_host
-from .samples import MOVING, SILENT, Log, Phase, Sample, Storage
+from .samples import FORWARD, MOVING, SILENT, Log, Phase, Sample, Storage
 
 Tensors = Iterable[torch.Tensor] | Callable[[], Iterable[torch.Tensor]]
 
@@ -183,7 +183,8 @@ class MemoryTracker(TorchDispatchMode):
     ) -> Any:
         if any(hasattr(one, "_local_tensor") for one in types):
             return NotImplemented  # a DTensor's operator is torn into plain ones first, on the tensors of this rank
-        forward, operator = self._in_forward(), func.name()
+        operator = func.name()
+        forward = operator in FORWARD or self._in_forward()
         out = func(*args, **(kwargs or {}))
         for tensor in plain_tensors(out):
             self._see(tensor, func, args, kwargs, forward)

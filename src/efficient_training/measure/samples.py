@@ -9,6 +9,9 @@ import torch
 MOVING = ("c10d::", "_c10d_functional::", "fsdp::")
 """Operators that move data between ranks, or to and from what they move, by the start of their names."""
 
+FORWARD = frozenset({"bitsandbytes::gemm_4bit"})
+"""Operators that only forward code runs, but inside an autograd function, where gradients are off as in backward."""
+
 SILENT = ("prim::", "profiler::")
 """Operators that only ask or note something."""
 
