@@ -90,19 +90,27 @@ class Node:
 class Parameter(Tensor):
     """A weight: a leaf, whose gradient is taken from the first backward pass and added to in the next.
 
+    A `frozen` one needs no gradient, and has no node.
     `bucketed`: DDP copies the gradient to a bucket of its own as soon as it is there.
     """
 
     __slots__ = ("bucketed", "gradient", "has_gradient")
 
     def __init__(
-        self, tape: "Graph", numel: Size, itemsize: int, has_gradient: bool = False, bucketed: bool = False
+        self,
+        tape: "Graph",
+        numel: Size,
+        itemsize: int,
+        has_gradient: bool = False,
+        bucketed: bool = False,
+        frozen: bool = False,
     ) -> None:
         super().__init__(tape, None, numel, itemsize)
         self.gradient: Tensor | None = None
         self.has_gradient, self.bucketed = has_gradient, bucketed
-        self.node = Node(tape, (), self._accumulate, ())
-        self.node.order = FIRST
+        if not frozen:
+            self.node = Node(tape, (), self._accumulate, ())
+            self.node.order = FIRST
 
     def _accumulate(self, saved: list[Tensor], gradients: Gradients) -> Gradients:
         new = gradients[0]

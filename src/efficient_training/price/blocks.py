@@ -5,6 +5,7 @@ So locals keep alive here what they keep alive there. `T` are the tokens of a mi
 
 from typing import NamedTuple
 
+from .adapters import adapted
 from .algebra import Size
 from .attention import attention
 from .autograd import Gradients, Parameter, Tensor
@@ -82,7 +83,7 @@ def _llama_block(hidden: Tensor, weights: Weights, inputs: Inputs, words: Words)
     hidden = add(residual, hidden)
     residual = hidden
     hidden = rms_norm(hidden, weights["norm2.weight"], TOKENS)
-    hidden = _gated_mlp(hidden, weights)
+    hidden = _gated_mlp(hidden, weights, words)
     return add(residual, hidden)
 
 
@@ -92,7 +93,7 @@ def _self_attention(hidden: Tensor, weights: Weights, inputs: Inputs, words: Wor
     assert inputs.tables is not None
     query, key = _rotate(query, key, *inputs.tables)
     out = attention(query, key, value, words.kernel)
-    out = _linear(out, "o", weights, HIDDEN)
+    out = _linear(out, "o", weights, HIDDEN, words)
     return out
 
 
@@ -100,14 +101,17 @@ def _projected(hidden: Tensor, side: str, weights: Weights, words: Words) -> Ten
     width, heads = SIDES[side]
     # The module's call holds its argument until it returns, so that the projection outlives its copy in fp32.
     alone = words.kernel.alone if side == "q" else words.kernel.kv_alone
-    projected = split_heads(_linear(hidden, side, weights, width), alone)
+    projected = split_heads(_linear(hidden, side, weights, width, words), alone)
     if words.family != "qwen3" or side == "v":
         return projected
     return alias(rms_norm(projected, weights[f"{side}_norm.weight"], TOKENS * heads))
 
 
-def _linear(x: Tensor, name: str, weights: Weights, width: Size) -> Tensor:
-    return linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), TOKENS, width)
+def _linear(x: Tensor, name: str, weights: Weights, width: Size, words: Words) -> Tensor:
+    def base(x: Tensor) -> Tensor:
+        return linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), TOKENS, width)
+
+    return adapted(x, name, weights, width, base, words)
 
 
 def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,10 +127,10 @@ def _rotate_half(x: Tensor, heads: Size) -> Tensor:
     return concatenate(neg(second), first, x.numel)
 
 
-def _gated_mlp(x: Tensor, weights: Weights) -> Tensor:
+def _gated_mlp(x: Tensor, weights: Weights, words: Words) -> Tensor:
     """`down(silu(gate(x)) * up(x))`: gate, silu, up and their product are kept, T x f each."""
-    product = mul(silu(_linear(x, "gate", weights, FFN)), _linear(x, "up", weights, FFN))
-    return _linear(product, "down", weights, HIDDEN)
+    product = mul(silu(_linear(x, "gate", weights, FFN, words)), _linear(x, "up", weights, FFN, words))
+    return _linear(product, "down", weights, HIDDEN, words)
 
 
 def _gpt2_block(hidden: Tensor, weights: Weights, inputs: Inputs, words: Words) -> Tensor:
@@ -142,18 +146,21 @@ def _gpt2_block(hidden: Tensor, weights: Weights, inputs: Inputs, words: Words) 
 
 def _gpt2_attention(hidden: Tensor, weights: Weights, words: Words) -> Tensor:
     """One projection to T x 3h, split; attention; projection to T x h."""
-    query, key, value = _split_three(_conv(hidden, "qkv", weights, 3 * HIDDEN))
+    query, key, value = _split_three(_conv(hidden, "qkv", weights, 3 * HIDDEN, words))
     alone = words.kernel.alone
     key = split_heads(key, alone)
     value = split_heads(value, alone)
     query = split_heads(query, alone)
     out = attention(query, key, value, words.kernel)
-    out = _conv(out, "o", weights, HIDDEN)
+    out = _conv(out, "o", weights, HIDDEN, words)
     return out
 
 
-def _conv(x: Tensor, name: str, weights: Weights, width: Size) -> Tensor:
-    return conv1d(x, weights[f"{name}.weight"], weights[f"{name}.bias"], TOKENS, width)
+def _conv(x: Tensor, name: str, weights: Weights, width: Size, words: Words) -> Tensor:
+    def base(x: Tensor) -> Tensor:
+        return conv1d(x, weights[f"{name}.weight"], weights[f"{name}.bias"], TOKENS, width)
+
+    return adapted(x, name, weights, width, base, words)
 
 
 def _split_three(x: Tensor) -> list[Tensor]:
@@ -170,9 +177,9 @@ def _split_three(x: Tensor) -> list[Tensor]:
 
 
 def _gpt2_mlp(x: Tensor, weights: Weights, words: Words) -> Tensor:
-    x = _conv(x, "up", weights, FFN)
+    x = _conv(x, "up", weights, FFN, words)
     x = _gelu(x, words)
-    x = _conv(x, "down", weights, HIDDEN)
+    x = _conv(x, "down", weights, HIDDEN, words)
     return x
 
 

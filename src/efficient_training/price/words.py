@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..models import ModelShape
-from ..recipe import DEEPSPEED, FSDP, Recipe
+from ..recipe import DEEPSPEED, FSDP, Recipe, check_adapter
 from .attention import Kernel
 
 
@@ -11,7 +11,8 @@ from .attention import Kernel
 class Words:
     """The choices on which the formulas of a step depend; two recipes with the same words share them.
 
-    `accumulating`: the step has several micro-batches, so that gradients are there before the last of them.
+    `accumulating`: the step has several micro-batches, so that gradients are there before the last of them. `single`:
+    there is an adapter, and checkpointed segments are of one block.
     """
 
     family: str
@@ -28,6 +29,10 @@ class Words:
     sharding: str = "none"
     offload: str = "none"
     offload_activations: bool = False
+    adapter: str = "none"
+    adapter_targets: str = "q-v"
+    quantization: str = "none"
+    single: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -36,8 +41,10 @@ class Words:
 
     @property
     def state_itemsize(self) -> int:
-        """Bytes of an element of the weights that are kept and updated, and of each of AdamW's moments."""
-        return 2 if self.precision == "bf16" else 4
+        """Bytes of an element of the weights that are kept and updated, and of each of AdamW's moments.
+
+        peft keeps adapters in fp32."""
+        return 2 if self.precision == "bf16" and self.adapter == "none" else 4
 
     @property
     def fsdp(self) -> bool:
@@ -67,6 +74,7 @@ class Words:
 
 def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
     """The words of a model and a recipe on CUDA."""
+    check_adapter(shape, recipe)
     kernel = recipe.attention
     if kernel == "sdpa":
         kernel = "efficient" if recipe.precision == "fp32" else "flash"
@@ -93,4 +101,8 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         sharding=recipe.sharding,
         offload=recipe.offload,
         offload_activations=recipe.offload_activations,
+        adapter=recipe.adapter,
+        adapter_targets=recipe.adapter_targets,
+        quantization=recipe.quantization,
+        single=recipe.adapter != "none" and min(recipe.checkpoint_every, shape.layers) == 1,
     )
