@@ -123,3 +123,20 @@ def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | 
         attention="sdpa" if recipe.attention == "flash" else recipe.attention,
     )
     return replace(workload, tokens_per_step=workload.tokens_per_step * count), sharded
+
+
+def draw_adapted(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Recipe]:
+    """As `draw`, of two tokens or more, with LoRA on a frozen model, which is in NF4 or not (GPT-2: never)."""
+    workload, recipe = draw(seed, deepest, small)
+    rng = random.Random(13 * seed + 5)
+    sequence = max(workload.sequence_length, 2)
+    tokens = workload.tokens_per_step // workload.sequence_length * sequence
+    gpt2 = workload.model.family == "gpt2"
+    adapted = replace(
+        recipe,
+        adapter="lora",
+        adapter_rank=rng.choice([1, 4, 16, 64]),
+        adapter_targets="all-linear" if gpt2 else rng.choice(["q-v", "all-linear"]),
+        quantization="none" if gpt2 else rng.choice(["none", "nf4", "nf4-double"]),
+    )
+    return replace(workload, sequence_length=sequence, tokens_per_step=tokens), adapted

@@ -83,7 +83,12 @@ def test_checkpointing_changes_no_loss(checkpointing: str) -> None:
         ({"head_dim": 20}, 16, FP8, "kv_heads times head_dim must be a multiple of 16, got 40"),
         ({"ffn": 100}, 16, replace(FP8, fp8="rowwise"), "fp8 rowwise: ffn must be a multiple of 16, got 100"),
         ({}, 17, FP8, "micro_batch times sequence_length must be a multiple of 16, got 34"),
-        ({"family": "gpt2", "kv_heads": 4}, 16, FP8, "q2 has no nn.Linear in its blocks"),
+        (
+            {"family": "gpt2", "kv_heads": 4},
+            16,
+            FP8,
+            r"takes linear layers, which q2 \(GPT-2\) has none of; set fp8: none",
+        ),
     ],
 )
 def test_sizes_that_cuda_does_not_multiply_are_refused_in_each_view(

@@ -125,6 +125,18 @@ def test_a_workload_travels_through_yaml_with_its_model() -> None:
             "step_in_backward needs another precision than fp16-autocast",
         ),
         ({"micro_batch": 1, "step_in_backward": True, "compile": True}, "step_in_backward needs compile: false"),
+        (
+            {"micro_batch": 1, "adapter": "lora", "adapter_rank": 0},
+            "adapter_rank must be at least 1, got 0; rank 0 would",
+        ),
+        ({"micro_batch": 1, "adapter": "ia3"}, "adapter must be one of none, lora, got 'ia3'"),
+        ({"micro_batch": 1, "adapter_rank": 8}, "adapter_rank and adapter_targets need an adapter"),
+        ({"micro_batch": 1, "quantization": "nf4"}, "quantization nf4 needs an adapter.*; set adapter: lora"),
+        ({"micro_batch": 1, "adapter": "lora", "compile": True}, "adapter lora trains on one rank, without compile"),
+        (
+            {"micro_batch": 1, "adapter": "lora", "ranks": 2, "sharding": "fsdp"},
+            "adapter lora trains on one rank, without compile, offload_activations",
+        ),
         ([], "must be a mapping of fields, got list"),
     ],
 )

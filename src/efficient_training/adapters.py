@@ -191,28 +191,6 @@ def saved_bytes(shape: ModelShape, adapter: Adapter | None = None) -> int:
     return saved - (0 if "down_proj" in targets else 4 * f)
 
 
-def qlora_peak(
-    shape: ModelShape, adapter: Adapter, batch: int, sequence: int, optimizer: Word = "adamw", double: bool = True
-) -> dict[str, int]:
-    """Bytes by component at a QLoRA step's peak, the backward of the loss, for `batch` sequences of `sequence` tokens.
-
-    Set-up: transformers' own loss, `prepare_model_for_kbit_training`, no autocast, non-reentrant checkpointing of every
-    block, gradients of the last step set to none. So what passes between blocks is fp32. Each block keeps its input, 4
-    hidden bytes a token, and so does the last norm (with 4 for its reciprocal root); rotary tables take 8 head_dim a
-    position. The loss holds logits, log-probabilities and the gradients of both: 16 bytes for each token and entry of
-    the vocabulary, as long as the caller keeps the model's output. Left out: kernels' workspaces, ids and masks, and a
-    block's recomputation, which sets the peak instead where the vocabulary is small.
-    """
-    weights, trained = quantized_bytes(shape, 4, double), adapter_bytes(adapter, shape, 4, optimizer)
-    tokens = batch * sequence
-    return {
-        "weights": weights.total + trained.weights,
-        "optimizer state": trained.state,
-        "activations": tokens * ((shape.layers + 1) * 4 * shape.hidden + 4) + sequence * 8 * shape.head_dim,
-        "loss": tokens * 16 * shape.vocab,
-    }
-
-
 def build(model: torch.nn.Module, adapter: Adapter) -> Any:
     """`model`, frozen, with a new adapter on it: a peft model, whose trainable parameters are the adapter's.
 

@@ -30,12 +30,20 @@ SAVED_BY_SELECTIVE = frozenset(
 )
 """Operators whose results selective checkpointing keeps: matrix products and attention, the dear ones to run again."""
 
+QUANTIZED_PRODUCT = "bitsandbytes::gemm_4bit"
+"""The product of a 4-bit linear layer, by name, as bitsandbytes may not be installed.
+
+Within the operator, on many rows, the whole weight is copied in the compute dtype, which no tracker sees; backward
+makes the same copy in the open.
+"""
+
 PRODUCTS = frozenset({ATEN.mm.default, ATEN.addmm.default})
 """The matrix products of linear layers."""
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in SAVED_BY_SELECTIVE else CheckpointPolicy.PREFER_RECOMPUTE
+    kept = operator in SAVED_BY_SELECTIVE or operator.name() == QUANTIZED_PRODUCT
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class _EverySecond:
@@ -48,7 +56,7 @@ class _EverySecond:
         self._seen = {False: 0, True: 0}
 
     def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if operator in PRODUCTS:
+        if operator in PRODUCTS or operator.name() == QUANTIZED_PRODUCT:
             self._seen[context.is_recompute] += 1
             if self._seen[context.is_recompute] % 2 == 0:
                 return CheckpointPolicy.PREFER_RECOMPUTE

@@ -38,11 +38,14 @@ class _AutocastOnCuda(TorchFunctionMode):
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
     """Inside the block, fake CPU tensors follow CUDA's rules, so that their shapes and dtypes are CUDA's."""
-    token = _on_cuda.set(True)
+    token, asked = _on_cuda.set(True), torch.is_autocast_enabled
+    # Asked without a device, as peft does, it answers for CUDA.
+    torch.is_autocast_enabled = lambda device="cpu": asked(device)
     try:
         with _AutocastOnCuda():
             yield
     finally:
+        torch.is_autocast_enabled = asked
         _on_cuda.reset(token)
 
 

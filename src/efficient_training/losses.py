@@ -60,7 +60,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """Return the loss, a 0-d fp32 tensor, and keep both gradients."""
         weight = head.to(hidden.dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)
+        hidden_grad = torch.empty_like(hidden)
+        head_grad = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         rows = chunk_rows(head.shape[0])
         for start in range(0, hidden.shape[0], rows):
             part = hidden[start : start + rows]
@@ -74,13 +75,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             grad *= valid.unsqueeze(1)
             grad16 = grad.to(hidden.dtype)
             torch.mm(grad16, weight, out=hidden_grad[start : start + rows])
-            head_grad += grad16.t().mm(part)
+            if head_grad is not None:
+                head_grad += grad16.t().mm(part)
             del log_probabilities, grad, grad16
         ctx.save_for_backward(hidden_grad, head_grad)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """Scale the kept gradients, in place: the graph is used once."""
         hidden_grad, head_grad = ctx.saved_tensors
-        return hidden_grad.mul_(outputs[0]), head_grad.mul_(outputs[0]), None
+        return hidden_grad.mul_(outputs[0]), None if head_grad is None else head_grad.mul_(outputs[0]), None

@@ -25,7 +25,9 @@ from .machine import Machine
 PACKAGE = Path(__file__).parent
 NAME = __package__ or "efficient_training"
 
-WORDS = frozenset({"errors", "fields", "formats", "ledger", "machine", "models", "recipe", "units", "workload"})
+WORDS = frozenset(
+    {"demands", "errors", "fields", "formats", "ledger", "machine", "models", "recipe", "units", "workload"}
+)
 BOOK = frozenset(
     {"book", "cli", "editions", "execute", "kernel", "nbval_records", "notebook", "outputs", "profiling"}
     | {"progress", "project", "provenance", "status", "tiers", "validation"}

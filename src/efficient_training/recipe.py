@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from .demands import check_workload
 from .errors import UserError
 from .fields import check_positive, check_types
-from .fp8_layers import check_sizes
 from .workload import Workload
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "bf16-mixed"]
@@ -30,6 +30,9 @@ Sharding = Literal[
 ]
 Packing = Literal["none", "mask", "varlen"]
 Fp8 = Literal["none", "tensorwise", "rowwise", "rowwise-gw-hp"]
+Adapter = Literal["none", "lora"]
+AdapterTargets = Literal["q-v", "all-linear"]
+Quantization = Literal["none", "nf4", "nf4-double"]
 Offload = Literal["none", "optimizer", "parameters", "optimizer-nvme", "parameters-nvme"]
 
 FSDP: tuple[Sharding, ...] = ("fsdp", "fsdp-no-reshard", "hsdp")
@@ -75,6 +78,11 @@ class Recipe:
     - `precision: bf16-mixed`: weights are gathered and used in bf16, their masters, gradients after the reduction and
       optimizer state are fp32 (FSDP2's `MixedPrecisionPolicy`, DeepSpeed's `bf16`).
     - `offload`: what is kept in host memory, or (`-nvme`) on disk: optimizer state, or parameters with it.
+    - `adapter`: `lora` freezes the model and trains a product of two matrices of rank `adapter_rank` beside each of
+      `adapter_targets`: queries and values, or all linear layers of the blocks (embedding and head stay as they are).
+      They are fp32 in every precision, as peft has them.
+    - `quantization`: frozen linear layers in NF4, their scales in fp32, or with `nf4-double` quantized in turn. What is
+      not quantized is fp32, as `prepare_model_for_kbit_training` leaves it, but in precision bf16 as it was loaded.
     - `offload_activations`: tensors saved for backward wait in host memory, but for weights.
     - `packing`: rows hold several documents. `mask` keeps them apart by a mask of tokens x tokens for each row;
       `varlen` by their boundaries, with a kernel that takes lengths (torch's `varlen_attn`: CUDA, 16 bits).
@@ -99,10 +107,15 @@ class Recipe:
     fp8: Fp8 = "none"
     algorithm: Algorithm = "adamw"
     step_in_backward: bool = False
+    adapter: Adapter = "none"
+    adapter_rank: int = 16
+    adapter_targets: AdapterTargets = "q-v"
+    quantization: Quantization = "none"
 
     def __post_init__(self) -> None:
         check_types(self)
         check_positive(self, "micro_batch", "checkpoint_every", "ranks", "replicas")
+        self._check_adapter()
         if self.checkpoint_every != 1 and self.checkpointing != "full":
             raise UserError(f"recipe: checkpoint_every needs checkpointing: full, got {self.checkpointing}")
         if self.attention == "flash" and self.precision == "fp32":
@@ -153,6 +166,24 @@ class Recipe:
         if self.step_in_backward and self.compile:
             raise UserError("recipe: step_in_backward needs compile: false; compiled code gives all gradients at once")
 
+    def _check_adapter(self) -> None:
+        if self.adapter_rank < 1:
+            raise UserError(
+                f"recipe: adapter_rank must be at least 1, got {self.adapter_rank}; rank 0 would train nothing"
+            )
+        if self.adapter == "none":
+            if self.adapter_rank != 16 or self.adapter_targets != "q-v":
+                raise UserError("recipe: adapter_rank and adapter_targets need an adapter; set adapter: lora")
+            if self.quantization != "none":
+                raise UserError(
+                    f"recipe: quantization {self.quantization} needs an adapter, as quantized weights cannot be "
+                    "trained; set adapter: lora"
+                )
+        elif self.ranks > 1 or self.compile or self.offload_activations or self.fp8 != "none":
+            raise UserError(
+                f"recipe: adapter {self.adapter} trains on one rank, without compile, offload_activations and fp8"
+            )
+
     def _check_ranks(self) -> None:
         if (self.sharding == "none") != (self.ranks == 1):
             raise UserError(
@@ -194,9 +225,9 @@ class Recipe:
 def accumulation_steps(workload: Workload, recipe: Recipe) -> int:
     """Micro-batches that each rank runs in one optimizer step.
 
-    Raises `UserError` where the micro-batches of all ranks do not divide the step, or fp8 does not take their tokens.
+    Raises `UserError` where the micro-batches of all ranks do not divide the step, and as `demands.check_workload`.
     """
-    check_sizes(workload, recipe)
+    check_workload(workload, recipe)
     sequences = workload.sequences_per_step
     steps, rest = divmod(sequences, recipe.micro_batch * recipe.ranks)
     if rest:

@@ -62,8 +62,13 @@ def build_model(shape: ModelShape, recipe: Recipe, device: str | torch.device = 
 
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     config = hugging_face_config(shape, PACKED if recipe.packing == "varlen" else implementation(recipe.attention))
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if recipe.adapter != "none":
+        from .adapted import build_adapted
+
+        model: Any = build_adapted(shape, config, recipe, device)
+    else:
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     convert(model, shape, recipe, device)
     apply_checkpointing(model, recipe)
     if recipe.compile:

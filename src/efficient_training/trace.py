@@ -21,6 +21,7 @@ from .measure.memory import MemoryTracker
 from .measure.samples import Sample
 from .models import ModelShape
 from .packing.window import Batch
+from .quantization import quantized_state
 from .recipe import FSDP, Recipe, accumulation_steps
 from .run import Trainer, build_trainer, random_batch
 from .workload import Workload
@@ -31,7 +32,8 @@ Build = Callable[[ModelShape, Recipe], Trainer]
 
 SHALLOW_SEGMENTS, SHALLOW_UNITS = 3, 4
 """Checkpointed segments of the shallower trace: a first, a last, and one between; under FSDP2 two, as those between
-differ from both ends: they find one unit being reduced, and have another gathered ahead."""
+differ from both ends: they find one unit being reduced, and have another gathered ahead; and with an adapter, as the
+first block's input needs no gradient."""
 
 
 class _FakeScaler(torch.amp.GradScaler):
@@ -62,7 +64,7 @@ def track_step(trainer: Trainer, window: Sequence[Batch], vocabulary: int, *, wa
         trainer.model,
         trainer.states,
         vocabulary=vocabulary,
-        components={"gradients": kept},
+        components={"gradients": kept, "weights": quantized_state(trainer.model)},
         watched=trainer.watched(),
         host=trainer.on_host,
     )
@@ -127,7 +129,8 @@ def trace_timeline(
 def _give_state(trainer: Trainer) -> None:
     """What a whole step leaves behind on one rank, the optimizer's state, for a third of a trace's time less."""
     for parameter in trainer.model.parameters():
-        parameter.grad = torch.empty_like(parameter)
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
     if trainer.scaler is not None:
         trainer.scaler.scale(torch.zeros(()))
     trainer.update()
@@ -155,7 +158,8 @@ def deep_timeline(
 ) -> Timeline:
     """The instants of a step among which each phase's peak is: all of a shallow model, both ends of a deep one."""
     shape, every = workload.model, recipe.checkpoint_every
-    shallow = (SHALLOW_UNITS if recipe.sharding in FSDP else SHALLOW_SEGMENTS) * every + shape.layers % every
+    ends_differ = recipe.sharding in FSDP or recipe.adapter != "none"
+    shallow = (SHALLOW_UNITS if ends_differ else SHALLOW_SEGMENTS) * every + shape.layers % every
     # ZeRO-1 gives whole parameters to ranks, largest first: how many fall to one is not affine in the layers.
     if shape.layers <= shallow + every or recipe.sharding == "zero1":
         return trace_timeline(shape, workload, recipe, kernels, build)

@@ -9,8 +9,9 @@ import torch
 MOVING = ("c10d::", "_c10d_functional::", "fsdp::")
 """Operators that move data between ranks, or to and from what they move, by the start of their names."""
 
-FORWARD = ("torch_attn::_varlen_attn",)
-"""Operators that torch runs with gradients off in forward passes too, as they bring a backward of their own."""
+FORWARD = frozenset({"torch_attn::_varlen_attn", "bitsandbytes::gemm_4bit"})
+"""Operators that only forward code runs, but with gradients off as in backward, as they bring a backward of their
+own."""
 
 SILENT = ("prim::", "profiler::", "aten::_local_scalar_dense")
 """Operators that only ask or note something, such as `item`."""

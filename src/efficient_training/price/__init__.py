@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..ledger import PHASES, Ledger, Place
 from ..recipe import Recipe, accumulation_steps
 from ..workload import Workload
+from .adapters import adapted_sizes
 from .algebra import Evaluator
 from .candidates import candidates
 from .deepspeed import deepspeed_sizes
@@ -64,6 +65,8 @@ def _sizes(workload: Workload, recipe: Recipe, words: Words) -> Mapping[str, Any
         sequence=workload.sequence_length,
         checkpoint_every=recipe.checkpoint_every,
     )
+    if words.adapter != "none":
+        return adapted_sizes(sizes, recipe.adapter_rank)
     if words.fsdp:
         return sharded_sizes(sizes, recipe.shards)
     if words.sharding == "zero1":

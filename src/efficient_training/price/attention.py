@@ -132,19 +132,22 @@ def _math(query: Tensor, key: Tensor, value: Tensor, matrices: bool, mask: Tenso
 
 
 def _bmm(left: Tensor, right: Tensor, numel: Size, matrices: bool) -> Tensor:
-    """`matmul` of batches of matrices: `bmm`, which saves both; backward makes the right one's gradient first."""
+    """`matmul` of batches of matrices: `bmm`, which saves each for the other's gradient; backward makes the right one's
+    first, and none that is not needed."""
     lefts, rights = _as_matrices(left, matrices), _as_matrices(right, matrices)
     sizes = (left.numel, right.numel)
+    needs = (left.node is not None, right.node is not None)
+    saved = ([lefts] if needs[1] else []) + ([rights] if needs[0] else [])
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
         g = gradients[0]
         assert g is not None
         graph = graph_of(g)
-        right_gradient = graph.new(sizes[1], g.itemsize, heads_first=True)
-        return [graph.new(sizes[0], g.itemsize, heads_first=True), right_gradient]
+        right_gradient = graph.new(sizes[1], g.itemsize, heads_first=True) if needs[1] else None
+        return [graph.new(sizes[0], g.itemsize, heads_first=True) if needs[0] else None, right_gradient]
 
     graph = graph_of(left)
-    node = record([lefts, rights], run, [lefts, rights])
+    node = record([lefts, rights], run, saved)
     (out,) = graph.keep(lambda: [graph.new(numel, left.itemsize, heads_first=True)])
     out = made_by(node, out)
     return made_by(record([out], _pass if matrices else _to_heads_first), view(out, heads_first=True))

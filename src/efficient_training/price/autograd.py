@@ -90,6 +90,7 @@ class Node:
 class Parameter(Tensor):
     """A weight: a leaf, whose gradient is taken from the first backward pass and added to in the next.
 
+    A `frozen` one needs no gradient, and has no node.
     `bucketed`: DDP copies the gradient to a bucket of its own as soon as it is there. `step`: the parameter is updated
     then, and the gradient let go of.
     """
@@ -97,14 +98,21 @@ class Parameter(Tensor):
     __slots__ = ("bucketed", "gradient", "has_gradient", "step")
 
     def __init__(
-        self, tape: "Graph", numel: Size, itemsize: int, has_gradient: bool = False, bucketed: bool = False
+        self,
+        tape: "Graph",
+        numel: Size,
+        itemsize: int,
+        has_gradient: bool = False,
+        bucketed: bool = False,
+        frozen: bool = False,
     ) -> None:
         super().__init__(tape, None, numel, itemsize)
         self.gradient: Tensor | None = None
         self.step: Callable[[], None] | None = None
         self.has_gradient, self.bucketed = has_gradient, bucketed
-        self.node = Node(tape, (), self._accumulate, ())
-        self.node.order = FIRST
+        if not frozen:
+            self.node = Node(tape, (), self._accumulate, ())
+            self.node.order = FIRST
 
     def _accumulate(self, saved: list[Tensor], gradients: Gradients) -> Gradients:
         new = gradients[0]

@@ -5,6 +5,7 @@ So locals keep alive here what they keep alive there. `T` are the tokens of a mi
 
 from typing import NamedTuple
 
+from .adapters import adapted
 from .algebra import Size
 from .attention import attention
 from .autograd import Gradients, Parameter, Tensor
@@ -115,9 +116,13 @@ def _projected(hidden: Tensor, side: str, weights: Weights, words: Words) -> Ten
 
 def _linear(x: Tensor, name: str, weights: Weights, width: Size, words: Words) -> Tensor:
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
-    if words.fp8 == "none":
-        return linear(x, weight, bias, TOKENS, width)
-    return float8_linear(x, weight, bias, TOKENS, INPUTS.get(name, HIDDEN), width, words.fp8)
+
+    def base(x: Tensor) -> Tensor:
+        if words.fp8 == "none":
+            return linear(x, weight, bias, TOKENS, width)
+        return float8_linear(x, weight, bias, TOKENS, INPUTS.get(name, HIDDEN), width, words.fp8)
+
+    return adapted(x, name, weights, width, base, words)
 
 
 def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,18 +157,21 @@ def _gpt2_block(hidden: Tensor, weights: Weights, inputs: Inputs, words: Words) 
 
 def _gpt2_attention(hidden: Tensor, weights: Weights, words: Words, masked: bool) -> Tensor:
     """One projection to T x 3h, split; attention; projection to T x h."""
-    query, key, value = _split_three(_conv(hidden, "qkv", weights, 3 * HIDDEN))
+    query, key, value = _split_three(_conv(hidden, "qkv", weights, 3 * HIDDEN, words))
     alone = words.kernel.alone
     key = split_heads(key, alone)
     value = split_heads(value, alone)
     query = split_heads(query, alone)
     out = attention(query, key, value, words.kernel, masked)
-    out = _conv(out, "o", weights, HIDDEN)
+    out = _conv(out, "o", weights, HIDDEN, words)
     return out
 
 
-def _conv(x: Tensor, name: str, weights: Weights, width: Size) -> Tensor:
-    return conv1d(x, weights[f"{name}.weight"], weights[f"{name}.bias"], TOKENS, width)
+def _conv(x: Tensor, name: str, weights: Weights, width: Size, words: Words) -> Tensor:
+    def base(x: Tensor) -> Tensor:
+        return conv1d(x, weights[f"{name}.weight"], weights[f"{name}.bias"], TOKENS, width)
+
+    return adapted(x, name, weights, width, base, words)
 
 
 def _split_three(x: Tensor) -> list[Tensor]:
@@ -180,9 +188,9 @@ def _split_three(x: Tensor) -> list[Tensor]:
 
 
 def _gpt2_mlp(x: Tensor, weights: Weights, words: Words) -> Tensor:
-    x = _conv(x, "up", weights, FFN)
+    x = _conv(x, "up", weights, FFN, words)
     x = _gelu(x, words)
-    x = _conv(x, "down", weights, HIDDEN)
+    x = _conv(x, "down", weights, HIDDEN, words)
     return x
 
 

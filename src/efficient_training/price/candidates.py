@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..ledger import COMPONENTS, PHASES, Place
+from .adapters import adapted_sizes
 from .algebra import ONE, ZERO, Evaluator, Monomial, Size
 from .plan import Segment, plan
 from .sizes import named_sizes, sharded_sizes
@@ -147,4 +148,5 @@ def _random_sizes(draw: random.Random) -> dict[str, int]:
     owned = {"owned": draw.randint(1, 2**32), "owned_parameters": draw.randint(1, 500), "owned_step": 1}
     part, group = draw.randint(1, 2**33), draw.randint(1, 2**30)
     cut = {"part": part, "padded": 8 * part, "bucketed": group, "live": group, "group": group, "largest": group}
-    return {**sharded_sizes(model, draw.choice([2, 8, 64])), **owned, **cut}
+    sharded = sharded_sizes(model, draw.choice([2, 8, 64]))
+    return {**sharded, **adapted_sizes(model, draw.choice([1, 16, 256])), **owned, **cut}

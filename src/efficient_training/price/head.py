@@ -64,7 +64,7 @@ def _cross_entropy(logits: Tensor, results: Size) -> Tensor:
 
 
 def _chunked(hidden: Tensor, head: Parameter) -> Tensor:
-    """`ChunkedCrossEntropy`: keeps the gradients of hidden, T x h, and of the head, V x h, from forward on.
+    """`ChunkedCrossEntropy`: keeps the gradients of hidden, T x h, and of a trained head, V x h, from forward on.
 
     A chunk of r tokens holds up to two r x V tensors beside them: logits and their fp32 copy, that copy and its
     log_softmax, or the gradient and its 16-bit copy, the last with a V x h product. All chunks but the last are as
@@ -72,24 +72,28 @@ def _chunked(hidden: Tensor, head: Parameter) -> Tensor:
     """
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
-        return list(saved)
+        return list(saved) if trained else [*saved, None]
 
-    graph = graph_of(hidden)
+    graph, trained = graph_of(hidden), head.node is not None
     node = record([hidden, head], run)
     weight = graph.new(head.numel, hidden.itemsize) if head.itemsize != hidden.itemsize else None
     loss = graph.new(ONE, FLOAT)
-    hidden_gradient, head_gradient = graph.new(hidden.numel, hidden.itemsize), graph.new(head.numel, head.itemsize)
-    kept = _chunk(hidden, CHUNK)
+    hidden_gradient = graph.new(hidden.numel, hidden.itemsize)
+    head_gradient = graph.new(head.numel, head.itemsize) if trained else None
+    kept = _chunk(hidden, CHUNK, trained)
     with graph.within(Region(ONE, TWO_CHUNKS)):
-        kept = _chunk(hidden, LAST_CHUNK, kept)
+        kept = _chunk(hidden, LAST_CHUNK, trained, kept)
     del kept, weight
     if node is not None:
         node.save(graph, hidden_gradient)
-        node.save(graph, head_gradient)
+        if head_gradient is not None:
+            node.save(graph, head_gradient)
     return made_by(node, loss)
 
 
-def _chunk(hidden: Tensor, rows: Size, before: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+def _chunk(
+    hidden: Tensor, rows: Size, trained: bool, before: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """One chunk; returns what lives on until the next chunk has its own: which tokens count, and their targets."""
     graph, itemsize = graph_of(hidden), hidden.itemsize
     index_before = before[1] if before else None
@@ -112,7 +116,7 @@ def _chunk(hidden: Tensor, rows: Size, before: tuple[Tensor, Tensor] | None = No
     ones = graph.new(rows, FLOAT)
     del ones
     narrow = graph.new(rows * VOCABULARY, itemsize, wide=True) if itemsize != FLOAT else None
-    product = graph.new(VOCABULARY * HIDDEN, itemsize)
+    product = graph.new(VOCABULARY * HIDDEN, itemsize) if trained else None
     del product, gradient, narrow
     return valid, index
 

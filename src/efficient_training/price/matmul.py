@@ -9,7 +9,7 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None, rows: Size, wid
     """`F.linear`: x (rows, n) and weight (width, n) give (rows, width).
 
     Under autocast, bias, weight and x are cast in this order (C++ evaluates arguments from the last). Without bias
-    `mm(x, weight.t())` runs, with one `addmm`. Both save x and weight; `mm`'s backward makes the weight's gradient
+    `mm(x, weight.t())` runs, with one `addmm`. `mm`'s backward makes the weight's gradient
     first, `addmm`'s that of x, and the bias' is summed last.
     """
     cast_bias = autocast_weight(bias) if bias is not None else None
@@ -32,22 +32,27 @@ def conv1d(x: Tensor, weight: Parameter, bias: Parameter, rows: Size, width: Siz
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, numel: Size, wide: bool = False) -> Tensor:
-    """`mm` or `addmm`, one result that selective checkpointing keeps."""
+    """`mm` or `addmm`, one result that selective checkpointing keeps.
+
+    Each factor is saved for the gradient of the other, and no gradient is made that nobody needs.
+    """
     x_numel, weight_numel = x.numel, weight.numel
+    x_needs, weight_needs = x.node is not None, weight.node is not None
+    saved = ([x] if weight_needs else []) + ([weight] if x_needs else [])
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
         g = gradients[0]
         assert g is not None
         graph, size = graph_of(g), g.itemsize
         if bias_there:
-            x_gradient = graph.new(x_numel, size)
-            return [x_gradient, graph.new(weight_numel, size), g]
-        weight_gradient = graph.new(weight_numel, size)
-        return [graph.new(x_numel, size), weight_gradient]
+            x_gradient = graph.new(x_numel, size) if x_needs else None
+            return [x_gradient, graph.new(weight_numel, size) if weight_needs else None, g]
+        weight_gradient = graph.new(weight_numel, size) if weight_needs else None
+        return [graph.new(x_numel, size) if x_needs else None, weight_gradient]
 
     bias_there = bias is not None
     inputs = [x, weight, bias] if bias_there else [x, weight]
-    node = record(inputs, run, [x, weight])
+    node = record(inputs, run, saved)
     graph = graph_of(x)
     (out,) = graph.keep(lambda: [graph.new(numel, x.itemsize, wide)], linear=True)
     return made_by(node, out)

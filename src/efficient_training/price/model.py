@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
+from .adapters import KINDS, Quantized, compute_itemsize
 from .algebra import Size
 from .autograd import Graph, Parameter, Tensor
 from .blocks import Weights
 from .deepspeed import Engine
+from .frozen import frozen_bytes
 from .operators import FLOAT
 from .optimizer import optimizer_step, step_of_one
-from .parameters import elements, number, shard_tables, tables
+from .parameters import Tables, elements, number, shard_tables, tables, trained
 from .plan import Segment
 from .sizes import HALF_HEAD, OWNED, OWNED_PARAMETERS
 from .state import STATE
@@ -21,9 +23,12 @@ class Model:
 
     def __init__(self, graph: Graph, words: Words, segments: Sequence[Segment]) -> None:
         self.graph, self.words = graph, words
-        self.table = tables(words)
+        self.frozen = tables(words) if words.adapter != "none" else Tables([], [], [])
+        self.table = trained(words)
         self.kept = shard_tables(self.table, words) if words.fsdp else self.table
-        self.outer = {name: self._parameter(name, size) for name, size in self.table.before + self.table.after}
+        frozen = self.frozen.before + self.frozen.after
+        self.outer = {name: Parameter(graph, size, words.itemsize, frozen=True) for name, size in frozen}
+        self.outer |= {name: self._parameter(name, size) for name, size in self.table.before + self.table.after}
         self.inner = [self._segment_weights(segment) for segment in segments]
         self.units = units_of(graph, words, self.kept, list(self.outer.values()), self.inner) if words.fsdp else None
         self.engine = Engine(graph, words) if words.deepspeed else None
@@ -33,8 +38,15 @@ class Model:
         with self.graph.within(segment.region):
             for region in segment.blocks:
                 with self.graph.within(region):
-                    weights.append({name: self._parameter(name, size) for name, size in self.table.block})
+                    own: Weights = {name: self._frozen(name, size) for name, size in self.frozen.block}
+                    weights.append(own | {name: self._parameter(name, size) for name, size in self.table.block})
         return weights
+
+    def _frozen(self, name: str, numel: Size) -> Parameter:
+        words, (layer, _, part) = self.words, name.partition(".")
+        if words.quantization != "none" and layer in KINDS and part == "weight":
+            return Quantized(self.graph, KINDS[layer], compute_itemsize(words), words.quantization == "nf4-double")
+        return Parameter(self.graph, numel, words.itemsize, frozen=True)
 
     def _parameter(self, name: str, numel: Size) -> Parameter:
         """A weight, which has no storage here, as all weights are one constant; but its gradient has.
@@ -45,7 +57,8 @@ class Model:
         words = self.words
         taken = words.ddp or words.sharding in ("deepspeed-2", "deepspeed-3")
         there = words.accumulating and (words.ddp or not taken) and not words.fsdp
-        made = Parameter(self.graph, numel, words.itemsize, there, taken)
+        itemsize = words.state_itemsize if words.adapter != "none" else words.itemsize
+        made = Parameter(self.graph, numel, itemsize, there, taken)
         if words.step_in_backward:
             made.step = lambda: step_of_one(self.graph, words, name, numel)
         if words.ddp and words.accumulating:
@@ -110,5 +123,5 @@ class Model:
             state = OWNED * (2 * words.state_itemsize) + OWNED_PARAMETERS * FLOAT
         elif words.algorithm != "adamw":
             state = STATE
-        out = [("weights", weights), ("optimizer state", state)]
+        out = [("weights", weights + frozen_bytes(words, self.frozen)), ("optimizer state", state)]
         return [*out, ("gradients", weights)] if words.accumulating or words.ddp else out

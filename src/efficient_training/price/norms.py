@@ -22,14 +22,14 @@ def rms_norm(hidden: Tensor, weight: Parameter, rows: Size) -> Tensor:
 def layer_norm(hidden: Tensor, weight: Parameter, bias: Parameter, rows: Size) -> Tensor:
     """`native_layer_norm`, which saves its input, and mean and reciprocal deviation of each row in its dtype.
 
-    Its backward makes the gradients of input, weight and bias in one.
+    Its backward makes the gradients of input, weight and bias in one, as far as they are needed.
     """
-    sizes = (hidden.numel, weight.numel, bias.numel)
+    sizes = [tensor.numel if tensor.node is not None else None for tensor in (hidden, weight, bias)]
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:
         g = gradients[0]
         assert g is not None
-        return [graph_of(g).new(size, g.itemsize) for size in sizes]
+        return [graph_of(g).new(size, g.itemsize) if size is not None else None for size in sizes]
 
     graph = graph_of(hidden)
     node = record([hidden, weight, bias], run, [hidden])

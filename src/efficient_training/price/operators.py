@@ -222,10 +222,15 @@ def concatenate(left: Tensor, right: Tensor, numel: Size) -> Tensor:
 
 
 def autocast_weight(weight: Parameter) -> Tensor:
-    """Under autocast, the weight's 16-bit cast, kept in a cache until autocast ends; else the weight itself."""
+    """Under autocast, the weight's 16-bit cast, kept in a cache until autocast ends; else the weight itself.
+
+    The cache takes no cast of a weight that needs no gradient: each use makes one.
+    """
     graph = graph_of(weight)
     if not graph.autocast or weight.itemsize == HALF:
         return weight
+    if weight.node is None:
+        return to(weight, HALF)
     if weight not in graph.casts:
         cast = to(weight, HALF)
         assert cast.storage is not None

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from ..models import ModelShape
 from ..ownership import heaviest_rank, owned_by_rank
 from ..recipe import Recipe
+from .adapters import adapter_table
 from .algebra import ONE, Evaluator, Size, total
 from .blocks import INPUTS, block_parameters
 from .sizes import FFN, FURTHER_BLOCKS, HIDDEN, POSITIONS, VOCABULARY, rows, sizes_of
@@ -30,6 +31,11 @@ def tables(words: Words) -> Tables:
     if not words.tied:
         after.append(("head", VOCABULARY * HIDDEN))
     return Tables(before, block_parameters(words), after)
+
+
+def trained(words: Words) -> Tables:
+    """Those parameters that get gradients and optimizer state: an adapter's where there is one, else all."""
+    return Tables([], adapter_table(words), []) if words.adapter != "none" else tables(words)
 
 
 def elements(of: Tables) -> Size:

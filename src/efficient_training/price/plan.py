@@ -5,7 +5,8 @@ one block only, the one between stands for minus one, so that what first and las
 Bytes change by the same amount from block to block, so that no peak lies between the first and the last.
 
 Under FSDP2 the first has nothing to gather ahead in backward, and the last finds nothing that is being reduced; so that
-the second and the last but one are there too, as the ends of those between.
+the second and the last but one are there too, as the ends of those between. So it is with an adapter on a frozen model,
+where the first block differs: its input needs no gradient.
 """
 
 from collections.abc import Sequence
@@ -46,8 +47,8 @@ def plan(words: Words) -> list[Segment]:
     several, and the last one may have fewer; so that the one before it is there by itself too, where there is one.
     """
     full = words.checkpointing == "full"
-    if words.fsdp:
-        return _sharded(full)
+    if words.fsdp or words.adapter != "none":
+        return _five(full and not words.single, first_differs=words.adapter != "none", by_segments=full)
     if not full:
         return [Segment(region, [WHOLE]) for region in alike(FURTHER_BLOCKS, TWO_BLOCKS)]
     whole, last = _inner()
@@ -72,13 +73,21 @@ def _inner() -> tuple[list[Region], list[Region]]:
     return alike(FURTHER_IN_SEGMENT, TWO_IN_SEGMENT), alike(FURTHER_IN_LAST, TWO_IN_LAST)
 
 
-def _sharded(full: bool) -> list[Segment]:
-    """The first, the second where there are three, those between, the last but one of four, the last of two."""
-    whole, last = _inner() if full else ([WHOLE], [WHOLE])
-    two, three, four = SEVERAL[full]
-    further = FURTHER_SEGMENTS if full else FURTHER_BLOCKS
+def _five(several: bool, first_differs: bool, by_segments: bool) -> list[Segment]:
+    """The first, the second where there are three, those between, the last but one of four, the last of two.
+
+    `several` blocks may stand in a segment. `first_differs`: the first block is unlike those that follow, in its
+    segment too, which then has two or more.
+    """
+    whole, last = _inner() if several else ([WHOLE], [WHOLE])
+    first = whole
+    if several and first_differs:
+        first = [WHOLE, Region(FURTHER_IN_SEGMENT - 1, NOWHERE), WHOLE]
+    two, three, four = SEVERAL[by_segments]
+    further = FURTHER_SEGMENTS if by_segments else FURTHER_BLOCKS
     regions = [WHOLE, Region(ONE, three), Region(further - 3, NOWHERE), Region(ONE, four)]
-    return [*(Segment(region, whole) for region in regions), Segment(Region(ONE, two), last)]
+    others = [Segment(region, whole) for region in regions[1:]]
+    return [Segment(WHOLE, first), *others, Segment(Region(ONE, two), last)]
 
 
 SEVERAL = {

@@ -59,6 +59,8 @@ FOUR_BLOCKS = Size.named("four_blocks")
 THREE_SEGMENTS = Size.named("three_segments")
 FOUR_SEGMENTS = Size.named("four_segments")
 """1 where there are three, or four, blocks or segments or more, else 0."""
+RANK = Size.named("rank")
+"""Rank of an adapter."""
 RANKS = Size.named("ranks")
 """Ranks among which one copy of the model is divided."""
 OWNED = Size.named("owned")
@@ -142,12 +144,16 @@ def sharded_sizes(sizes: Mapping[str, Any], ranks: Any) -> dict[str, Any]:
         "ffn": sizes["ffn"],
     }
     parts = {f"rows_{name}": (size + ranks - 1) // ranks for name, size in whole.items()}
-    several = {
+    return {**sizes, **parts, **several(sizes), "ranks": ranks}
+
+
+def several(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether there are three or four blocks, or segments, or more: 1, else 0."""
+    return {
         f"{word}_{what}": minimum(maximum(sizes[f"further_{what}"] - less, 0), 1)
         for what in ("blocks", "segments")
         for word, less in (("three", 1), ("four", 2))
     }
-    return {**sizes, **parts, **several, "ranks": ranks}
 
 
 def sizes_of(shape: ModelShape, *, batch: int = 1, sequence: int = 1, checkpoint_every: int = 1) -> Mapping[str, Any]:

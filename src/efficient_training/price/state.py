@@ -1,7 +1,7 @@
 """What optimizers keep, in bytes, and what of a parameter's shape their steps depend on, as named sizes.
 
 Whether a parameter is large enough to be quantized, and how many blocks it has, are no polynomials of a model's sizes.
-So they are worked out for each parameter of `parameters.tables`, as `optimizer_state.state_bytes` has them, and go
+So they are worked out for each parameter of `parameters.trained`, as `optimizer_state.state_bytes` has them, and go
 into the step's formulas by name.
 """
 
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..optimizer_state import MIN_QUANTIZED, STEP
+from .adapters import GPT2_LAYERS, LAYERS
 from .algebra import ONE, Evaluator, Size
 from .ops import minimum, where
-from .parameters import dimensions, tables
-from .sizes import FFN, HEAD_DIM, HIDDEN, KV, POSITIONS, VOCABULARY, Q
+from .parameters import dimensions, trained
+from .sizes import FFN, HEAD_DIM, HIDDEN, KV, POSITIONS, RANK, VOCABULARY, Q
 from .words import Words
 
 STATE = Size.named("state")
@@ -49,6 +50,10 @@ def smaller_side(name: str) -> Size:
 
 def sides(name: str, family: str) -> tuple[Size, Size] | None:
     """Rows and columns of a parameter that is a matrix."""
+    layer, _, part = name.partition(".")
+    if part in ("A", "B"):
+        inputs, outputs = (GPT2_LAYERS if family == "gpt2" else LAYERS)[layer]
+        return (RANK, inputs) if part == "A" else (outputs, RANK)
     dimension, rest = dimensions(name, family == "gpt2")
     return None if rest == ONE else (ROWS[dimension], rest)
 
@@ -66,7 +71,7 @@ def block_size(algorithm: str) -> int:
 def state_sizes(words: Words, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """`sizes` with those of this module: of ints, arrays or expressions."""
     value, out = Evaluator(sizes), dict(sizes)
-    before, block, after = tables(words)
+    before, block, after = trained(words)
     total: Any = 0
     any_quantized: Any = 0
     for table, times in ((before + after, 1), (block, sizes["further_blocks"] + 1)):

@@ -11,7 +11,8 @@ from .attention import Kernel
 class Words:
     """The choices on which the formulas of a step depend; two recipes with the same words share them.
 
-    `accumulating`: the step has several micro-batches, so that gradients are there before the last of them.
+    `accumulating`: the step has several micro-batches, so that gradients are there before the last of them. `single`:
+    there is an adapter, and checkpointed segments are of one block.
     """
 
     family: str
@@ -32,6 +33,10 @@ class Words:
     fp8: str = "none"
     algorithm: str = "adamw"
     step_in_backward: bool = False
+    adapter: str = "none"
+    adapter_targets: str = "q-v"
+    quantization: str = "none"
+    single: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -40,8 +45,10 @@ class Words:
 
     @property
     def state_itemsize(self) -> int:
-        """Bytes of an element of the weights that are kept and updated, and of each of AdamW's moments."""
-        return 2 if self.precision == "bf16" else 4
+        """Bytes of an element of the weights that are kept and updated, and of each of AdamW's moments.
+
+        peft keeps adapters in fp32."""
+        return 2 if self.precision == "bf16" and self.adapter == "none" else 4
 
     @property
     def fsdp(self) -> bool:
@@ -103,4 +110,8 @@ def words_of(shape: ModelShape, recipe: Recipe, accumulating: bool) -> Words:
         fp8=recipe.fp8,
         algorithm=recipe.algorithm,
         step_in_backward=recipe.step_in_backward,
+        adapter=recipe.adapter,
+        adapter_targets=recipe.adapter_targets,
+        quantization=recipe.quantization,
+        single=recipe.adapter != "none" and min(recipe.checkpoint_every, shape.layers) == 1,
     )
