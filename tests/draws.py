@@ -12,6 +12,7 @@ from efficient_training.recipe import (
     Attention,
     Checkpointing,
     Fp8,
+    Packing,
     Precision,
     Recipe,
     Sharding,
@@ -140,3 +141,24 @@ def draw_adapted(seed: int, deepest: int = 7, small: bool = False) -> tuple[Work
         quantization="none" if gpt2 else rng.choice(["none", "nf4", "nf4-double"]),
     )
     return replace(workload, sequence_length=sequence, tokens_per_step=tokens), adapted
+
+
+def draw_combined(seed: int, deepest: int = 7) -> tuple[Workload, Recipe]:
+    """As `draw_adapted`, with any optimizer, in backward or after it, over rows of documents or not."""
+    workload, recipe = draw_adapted(seed, deepest)
+    rng = random.Random(17 * seed + 3)
+    words = get_args(Algorithm)
+    algorithm: Algorithm = words[seed % len(words)]
+    optimizer = recipe.optimizer if algorithm == "adamw" else "foreach"
+    in_backward = recipe.precision != "fp16-autocast" and rng.random() < 0.5
+    if in_backward:
+        workload = replace(workload, tokens_per_step=workload.sequence_length * recipe.micro_batch)
+    packing: Packing = rng.choice(["none", "mask", "none" if recipe.precision == "fp32" else "varlen"])
+    return workload, replace(
+        recipe,
+        algorithm=algorithm,
+        optimizer=optimizer,
+        step_in_backward=in_backward,
+        packing=packing,
+        attention="sdpa" if packing != "none" else recipe.attention,
+    )
