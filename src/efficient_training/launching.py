@@ -1,5 +1,7 @@
 """The command `launch`: a user's own script on several processes, here or through SLURM."""
 
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -12,9 +14,12 @@ from typing import Annotated
 import typer
 
 from .errors import UserError
-from .launch import LaunchError, prepare, run, slurm
+from .launch import LaunchError, run, slurm
+from .launch.checks import check
 from .launch.commands import command
-from .launch.job import LAUNCHERS, Job, check, environment
+from .launch.folder import Folder
+from .launch.job import LAUNCHERS, Job, environment
+from .launch.progress import mute
 
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """What stands behind the script is the script's."""
@@ -74,28 +79,54 @@ def launch_script(
     check(job)
     if not wait and launcher != "slurm":
         raise UserError(f"--no-wait is of the launcher slurm; {launcher} runs here, and is waited for")
-    place = (folder or Path("launches", f"{script.stem}-{time.strftime('%Y%m%d-%H%M%S')}")).absolute()
+    named = Path("launches", f"{script.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    place = Folder(folder or named, new=folder is None)
     if dry_run:
-        print(describe(job, place), end="")
+        print(describe(job, place.path), end="")
         return 0
     if not wait:
-        print(f"job {slurm.submit(job, prepare(job, place))} submitted; logs: {_short(place)}")
+        print(f"job {submit(job, place)} submitted; logs: {_short(place.path)}")
         return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What cannot be shown is not to end the run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # A scheduler's end of this process is to leave as orderly as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = run(job, place, follow=sys.stdout)
     except LaunchError as error:
-        print(f"error: {error}\nlogs: {_short(place)}", file=sys.stderr)
+        _tell(f"error: {error}\nlogs: {_short(place.path)}")
         return 1
     except KeyboardInterrupt:
-        print(f"interrupted; all ranks are ended; logs: {_short(place)}", file=sys.stderr)
+        _tell(f"interrupted; all ranks are ended; logs: {_short(place.path)}")
         return 130
-    for rank, reports in result.reports.items():
-        for report in reports:
-            print(json.dumps({"rank": rank, **report}))
-    print(f"{script}: {ranks} rank{'s' if ranks > 1 else ''} ended after {result.seconds:.1f} s; logs: {_short(place)}")
+    lines = [json.dumps({"rank": rank, **report}) for rank, reports in result.reports.items() for report in reports]
+    many = "s" if ranks > 1 else ""
+    lines += [f"{script}: {ranks} rank{many} ended after {result.seconds:.1f} s; logs: {_short(place.path)}"]
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        mute(sys.stdout)  # else the interpreter's end would fail
     return 0
+
+
+def _tell(text: str) -> None:
+    """To stderr; where nobody hears it, the exit code still says it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def submit(job: Job, place: Folder) -> str:
+    """Submit a job that nobody waits for; returns its number. Where it is refused, nothing of it is left."""
+    folder = place.make()
+    try:
+        number = slurm.submit(job, folder)
+    except BaseException:
+        place.discard()
+        raise
+    place.note(job=number)
+    place.release()
+    return number
 
 
 def describe(job: Job, folder: Path) -> str:

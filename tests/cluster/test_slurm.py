@@ -60,8 +60,8 @@ def too_long(_cluster: PrivateSlurm, tmp_path_factory: pytest.TempPathFactory) -
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _cluster.environment.items():
             patch.setenv(name, value)
-        launched = InBackground(script=script, ranks=1, partition="short", folder=folder)
-        wait_until((folder / "rank-0.start.json").exists)
+        launched = InBackground(script=script, ranks=1, partition="short", folder=folder / "logs")
+        wait_until((folder / "logs" / "rank-0.start.json").exists)
     return launched
 
 

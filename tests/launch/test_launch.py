@@ -10,6 +10,7 @@ import pytest
 
 from efficient_training.errors import UserError
 from efficient_training.launch import Launched, LaunchError, launch
+from efficient_training.launch.folder import MARKER
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUM, PLAIN = SCRIPTS / "sum_ranks.py", SCRIPTS / "plain.py"
@@ -51,6 +52,7 @@ def test_each_rank_reports_in_order_and_has_a_log() -> None:
 
 
 def test_any_script_can_be_launched_and_its_folder_kept(tmp_path: Path) -> None:
+    (tmp_path / MARKER).touch()
     (tmp_path / "rank-5.report-0000-000000.json").write_text('{"of": "an earlier launch"}')
     result = run(PLAIN, "nothing", "--more", folder=tmp_path, environment={"OMP_NUM_THREADS": "3"})
     assert result.log(0) == "rank 0 of 2, __main__, ['nothing', '--more'], threads 3\n"
@@ -158,19 +160,55 @@ def test_more_ranks_than_cores_are_warned_of_in_one_line(
         ({"ranks": 0}, "0 ranks on 1 nodes"),
         ({"nodes": 2}, "on 2 nodes torchrun needs an endpoint, HOST:PORT"),
         ({"timeout_s": 0}, "restarts must be 0 or more, and the timeout above zero"),
+        ({"timeout_s": float("inf"), "launcher": "slurm"}, "the timeout above zero and finite"),
+        ({"timeout_s": float("nan")}, "the timeout above zero and finite"),
         ({"config": SUM}, "only the launcher accelerate takes a config file"),
         ({"launcher": "accelerate", "config": "none.yaml"}, "no such config file: none.yaml"),
         ({"launcher": "deepspeed", "restarts": 1}, "the launcher deepspeed is used on one node and without restarts"),
         ({"partition": "gpu", "requeue": True}, "partition, requeue is of the launcher slurm; leave it out"),
         ({"port": 70000}, "port 70000: must be from 1 to 65535"),
+        ({"port": 29500, "launcher": "slurm"}, "slurm takes no port: its job finds a free one; leave it out"),
+        ({"port": 29500, "endpoint": "here:29501"}, "the endpoint here:29501 names a port; leave out the other, 29500"),
+        ({"gpus_per_node": 1, "cpus_per_rank": 2}, "gpus_per_node, cpus_per_rank is of the launcher slurm"),
+        ({"endpoint": "here:29500", "launcher": "slurm"}, "endpoint is of the launcher torchrun; leave it out"),
+        ({"launcher": "slurm", "cpus_per_rank": 0}, "cpus_per_rank must be 1 or more, and gpus_per_node 0 or more"),
+        ({"launcher": "slurm", "gpus_per_node": -1}, "cpus_per_rank must be 1 or more, and gpus_per_node 0 or more"),
+        ({"endpoint": "here:there"}, "endpoint must be HOST:PORT, as node1:29500, got 'here:there'"),
+        ({"endpoint": "here"}, "endpoint must be HOST:PORT, as node1:29500, got 'here'"),
+        ({"endpoint": "here:0"}, "endpoint must be HOST:PORT, as node1:29500, got 'here:0'"),
+        ({"launcher": "slurm", "partition": "a\n#SBATCH --x"}, "partition 'a\\n#SBATCH --x' holds a control character"),
+        ({"launcher": "slurm", "account": "a\r"}, "account 'a\\r' holds a control character"),
+        ({"launcher": "slurm", "folder": "a\\b"}, "a backslash, which SLURM cannot take; name another"),
+        ({"script": 3}, "script must be a path, got 3"),
+        ({"ranks": "2"}, "ranks must be a whole number, got '2'"),
+        ({"ranks": True}, "ranks must be a whole number, got True"),
+        ({"timeout_s": "3"}, "timeout_s must be a number of seconds, got '3'"),
+        ({"port": "1"}, "port must be a whole number, got '1'"),
+        ({"folder": 3}, "folder must be a path, got 3"),
+        ({"folder": "a\0"}, "folder holds a NUL character"),
+        ({"argument": ["--lr", "1"]}, "an argument of the script must be text, a number or a path, got ['--lr', '1']"),
+        ({"argument": "a\0b"}, "an argument of the script holds a NUL character: 'a\\x00b'"),
+        ({"environment": {"A": 1}}, "environment must be a mapping of names to text, got 'A': 1"),
+        ({"environment": ["A"]}, "environment must be a mapping of names to text, got ['A']"),
+        ({"environment": {"A=B": "1"}}, "environment: 'A=B' cannot name a variable; take letters, digits and _"),
+        ({"environment": {"A": "\0"}}, "environment: A holds a NUL character"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refused:
-        run(options.pop("script", PLAIN), "nothing", **options)
+        run(options.pop("script", PLAIN), options.pop("argument", "nothing"), **options)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not isinstance(refused.value, LaunchError)
+
+
+def test_a_script_that_cannot_run_is_refused_before_any_process_starts(tmp_path: Path) -> None:
+    script = tmp_path / "syn.py"
+    for source, what in {"x = 1\nf(:": r"SyntaxError: invalid syntax \(syn.py, line 2\)", "a\0": "null bytes"}.items():
+        script.write_text(source)
+        with pytest.raises(UserError, match=f"syn.py: not a Python script that can .*{what}"):
+            run(script, folder=tmp_path / "logs")
+    assert list(tmp_path.iterdir()) == [script]
 
 
 def test_a_port_in_use_is_refused() -> None:

@@ -1,6 +1,7 @@
 """The command `launch`."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -62,6 +63,33 @@ def test_a_dry_run_prints_the_job_script(capsys: pytest.CaptureFixture[str], her
     assert text.endswith(f"  -m efficient_training.launch.rank {SUM} 'a b'\n")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert list(here.iterdir()) == []
+
+
+def test_who_reads_no_more_does_not_make_a_launch_fail(here: Path) -> None:
+    (here / "quiet.py").touch()
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        command = [sys.executable, "-m", "efficient_training", "launch", "quiet.py"]
+        ended = subprocess.run(command, cwd=here, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "rror" not in ended.stderr
+
+
+def test_a_name_is_no_pattern_to_slurm_nor_a_directive(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    options = ["--launcher", "slurm", "--backend", "gloo", "--dry-run"]
+    for name in ("100%j.py", "a\n#SBATCH --hold\n.py"):
+        (here / name).touch()
+    assert cli.run(["launch", *options, "--folder", "logs", "100%j.py"]) == 0
+    assert cli.run(["launch", *options, "--folder", "%x", "100%j.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "output" in line] == [
+        f"#SBATCH --output={here}/logs/launcher.log",
+        f"#SBATCH --output={here}/%%x/launcher.log",
+    ]
+    assert lines.count("#SBATCH --job-name=100%j") == 2
+    assert cli.run(["launch", *options, "a\n#SBATCH --hold\n.py"]) == 2
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,17 @@ reports, and no process left behind. A script needs nothing of it to be launched
 works under plain torchrun too.
 """
 
-import shutil
-import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import UserError
 from . import local, slurm
-from .job import Job, check, check_here
+from .checks import check, check_here, check_kinds
+from .folder import Folder
+from .job import Job
 from .outcome import Launched, LaunchError, check_ranks
 from .progress import Progress
 
@@ -51,7 +52,8 @@ def launch(
       job's start, rounded up to minutes.
     - `restarts`: how often torch elastic starts all ranks again after one has failed.
     - `environment`: is added to the ranks'; `OMP_NUM_THREADS` is 1 where it does not say otherwise.
-    - `folder`: for logs and reports, kept; by default a temporary one that goes with the result.
+    - `folder`: for logs and reports, kept: a new or empty one, or an earlier launch's, whose logs are then replaced; by
+      default a temporary one that goes with the result.
     - `progress`: say what is going on, on the terminal, never in a notebook's output.
     - `endpoint`: HOST:PORT of one of several machines, on each of which the same torchrun is launched; each launch
       collects its own ranks.
@@ -59,59 +61,48 @@ def launch(
     - `partition`, `account`, `gpus_per_node` (as many as ranks, none for gloo), `cpus_per_rank`, `requeue`: SLURM's.
 
     Raises `UserError` on what cannot be launched, and `LaunchError` where a rank fails or the time is over. However
-    this ends, by Ctrl-C or by kill -9 too, no process of it is left, and no job.
+    this ends, by Ctrl-C too or by kill -9 of any one process, no process of it is left, and no job.
     """
+    options: dict[str, Any] = {
+        **{"ranks": ranks, "nodes": nodes, "launcher": launcher, "timeout_s": timeout_s, "restarts": restarts},
+        **{"endpoint": endpoint, "port": port, "partition": partition, "account": account, "requeue": requeue},
+        **{"gpus_per_node": gpus_per_node, "cpus_per_rank": cpus_per_rank},
+    }
+    others = {"backend": backend, "config": config, "folder": folder, "progress": progress}
+    check_kinds(script, arguments, environment, **options, **others)
     job = Job(
         script=Path(script),
         arguments=tuple(map(str, arguments)),
-        ranks=ranks,
-        nodes=nodes,
-        launcher=launcher,
         backend=backend or None,
-        timeout_s=timeout_s,
-        restarts=restarts,
-        endpoint=endpoint,
-        port=port,
         config=None if config is None else Path(config),
-        partition=partition,
-        account=account,
-        gpus_per_node=gpus_per_node,
-        cpus_per_rank=cpus_per_rank,
-        requeue=requeue,
         environment=dict(environment or {}),
+        **options,
     )
-    return run(job, None if folder is None else Path(folder), progress=progress)
+    place = Folder(None if folder is None else Path(folder), shared=launcher == "slurm")
+    return run(job, place, progress=progress)
 
 
-def run(job: Job, folder: Path | None = None, *, progress: bool = True, follow: IO[str] | None = None) -> Launched:
+def run(job: Job, place: Folder, *, progress: bool = True, follow: IO[str] | None = None) -> Launched:
     """Run a job that has been described; see `launch`. What rank 0 writes is copied to `follow` as it comes."""
     check(job)
     with Progress(job, progress, follow) as shown:
         for warning in check_here(job):
             shown.line(warning)
-        existed = folder is not None and folder.exists()
-        place = shown.folder = prepare(job, folder)
+        folder = shown.folder = place.make()
         started = time.monotonic()
         try:
             engine = slurm if job.launcher == "slurm" else local
-            engine.run(job, place, shown.tick)
-            check_ranks(job, place)
+            engine.run(job, folder, shown.tick)
+            check_ranks(job, folder)
+            result = Launched(folder, time.monotonic() - started)
         except BaseException as error:
             refused = isinstance(error, UserError) and not isinstance(error, LaunchError)
-            if folder is None or (refused and not existed):
-                shutil.rmtree(place, ignore_errors=True)
+            if place.temporary or refused:
+                place.discard()
+            place.release()
             raise
-        return Launched(place, time.monotonic() - started, keep=folder is not None)
-
-
-def prepare(job: Job, folder: Path | None) -> Path:
-    """The folder for logs and reports, without those of an earlier launch; the nodes of a cluster share this one."""
-    if folder is None and job.launcher == "slurm":
-        return Path(tempfile.mkdtemp(prefix=".efficient-training-launch-", dir=Path.cwd()))
-    if folder is None:
-        return Path(tempfile.mkdtemp(prefix="efficient-training-launch-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in [*folder.glob("rank-*.*"), *folder.glob("launcher.log")]:
-        path.unlink()
-    shutil.rmtree(folder / "torchrun", ignore_errors=True)
-    return folder.absolute()
+        if place.temporary:
+            weakref.finalize(result, place.discard)
+        else:
+            place.release()
+        return result

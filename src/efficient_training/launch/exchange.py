@@ -121,7 +121,9 @@ def record_error(error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, SystemExit):
         what, text = f"exit code {error.code}", ""
     else:
-        what = "".join(traceback.format_exception_only(error)).strip()
+        # Of a syntax error the first line would be where, not what.
+        syntax = f"{type(error).__name__}: {error}" if isinstance(error, SyntaxError) else ""
+        what = syntax or "".join(traceback.format_exception_only(error)).strip()
         text = "".join(traceback.format_exception(type(error), error, trace))
     place = folder()
     if place is not None:

@@ -41,6 +41,8 @@ def run(job: Job, folder: Path, tick: Callable[[str], None]) -> None:
                 guarded.wait(POLL_S)
     finally:
         _end(guarded)
+        if guarded.returncode < 0:
+            _end_orphans(folder)
     tick("ended")
     if guarded.returncode:
         raise outcome.failure(
@@ -55,6 +57,24 @@ def _end(guarded: "subprocess.Popen[bytes]") -> None:
     while guarded.poll() is None:
         with contextlib.suppress(KeyboardInterrupt):
             guarded.wait()
+
+
+def _end_orphans(folder: Path) -> None:
+    """End what a killed guard has left: the processes whose environment names this launch's folder."""
+    import psutil
+
+    end = time.monotonic() + guard.GRACE_S
+    while time.monotonic() < end:
+        left = False
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                launched = process.environ().get(exchange.FOLDER) == str(folder)
+                if launched and process.status() != psutil.STATUS_ZOMBIE:
+                    process.kill()
+                    left = True
+        if not left:
+            return
+        time.sleep(POLL_S)
 
 
 def _ask_for_stacks(pid: int, folder: Path) -> None:

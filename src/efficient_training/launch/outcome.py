@@ -1,9 +1,7 @@
 """What became of a launch: the reports and logs of its ranks, or the first failure among them."""
 
 import re
-import shutil
 import signal
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,11 +39,9 @@ class Launched:
     A folder that nobody asked for is removed with this object.
     """
 
-    def __init__(self, folder: Path, seconds: float, *, keep: bool) -> None:
+    def __init__(self, folder: Path, seconds: float) -> None:
         self.folder, self.seconds = folder, seconds
         self.reports: dict[int, list[dict[str, Any]]] = exchange.read_reports(folder)
-        if not keep:
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     @property
     def report(self) -> dict[str, Any]:

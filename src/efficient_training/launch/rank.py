@@ -24,9 +24,10 @@ def main() -> None:
         exchange.write_start(folder)
     if hasattr(faulthandler, "register"):  # not on Windows
         faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    script = Path(sys.argv[1])
+    script = Path(sys.argv[1]).absolute()
     sys.argv = sys.argv[1:]
-    sys.path[0] = str(script.parent.absolute())
+    if not sys.flags.safe_path:
+        sys.path[0] = str(script.resolve().parent)
     # A module of its own, as processes that the script spawns and what it pickles ask for __main__.
     module = ModuleType("__main__")
     module.__file__ = str(script)

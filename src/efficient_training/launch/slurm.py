@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,9 +60,14 @@ def script(job: Job, folder: Path | str) -> str:
         "partition": job.partition or None,
         "account": job.account or None,
         "time": job.minutes,
-        "output": f"{folder}/{LAUNCHER_LOG}",
+        "output": _pattern(job, f"{folder}/{LAUNCHER_LOG}"),
         "open-mode": "append",
     }
+    for name, value in directives.items():
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in str(value)):
+            raise UserError(
+                f"launch {job.script}: {name} {str(value)!r} holds a control character, which SLURM cannot take"
+            )
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in directives.items() if value is not None]
     lines += [f"#SBATCH --{'requeue' if job.requeue else 'no-requeue'}", ""]
@@ -85,6 +91,15 @@ def script(job: Job, folder: Path | str) -> str:
     options = [part if part in rendezvous else shlex.quote(part) for part in torchrun_options(job, folder, rendezvous)]
     what = shlex.join([*RANK, str(job.script), *job.arguments])
     return "\n".join([*lines, " \\\n  ".join([f"{start} {shlex.join(TORCHRUN)}", *options, what])]) + "\n"
+
+
+def _pattern(job: Job, path: str) -> str:
+    """A path as SLURM's pattern of a file name."""
+    if "\\" in path:
+        raise UserError(
+            f"launch {job.script}: the folder of {path} has a backslash, which SLURM cannot take; name another"
+        )
+    return path.replace("%", "%%")
 
 
 def run(job: Job, folder: Path, tick: Callable[[str], None]) -> None:
@@ -153,6 +168,11 @@ def _submitted(job: Job, folder: Path) -> Iterator[str]:
         _cancel(number)
         if watcher is not None:
             watcher.communicate(b".")
+
+
+def goes_on(number: str) -> bool:
+    """Whether a job that was submitted here has not ended."""
+    return shutil.which("scontrol") is not None and _state(number).get("JobState") not in {*ENDED, None}
 
 
 def _cancel(number: str) -> None:
