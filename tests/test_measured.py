@@ -19,7 +19,7 @@ from efficient_training.fields import to_mapping
 from efficient_training.ledger import PHASES, Ledger
 from efficient_training.measure.isolated import IsolatedRunFailed
 from efficient_training.measure.oom import out_of_memory
-from efficient_training.measured import SETUP, measure_isolated, measure_step, run_timeline
+from efficient_training.measured import SETUP, measure_isolated, measure_step, peak_on_gpu, run_timeline
 from efficient_training.models import ModelShape
 from efficient_training.plain import build_plain
 from efficient_training.recipe import Recipe
@@ -165,3 +165,8 @@ def test_a_finished_measurement_is_kept_for_a_run_that_broke_off(tmp_path: Path)
     other = measure_isolated(WORKLOAD, Recipe(1), keep=tmp_path, steps=1, warmup=1)
     assert other["seconds"] != first["seconds"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_without_a_gpu_there_is_a_reason_in_place_of_a_peak() -> None:
+    assert peak_on_gpu(WORKLOAD, Recipe(2), 1) == (None, "not run here: needs a CUDA GPU")

@@ -183,6 +183,25 @@ def measure_isolated(
     return result
 
 
+def peak_on_gpu(
+    workload: Workload, recipe: Recipe, expected_bytes: int, keep: Path | None = None
+) -> tuple[int | None, str | None]:
+    """The peak of requested bytes of a step on this machine's GPU, in a process of its own.
+
+    `expected_bytes`, of a price or a trace, decides whether the GPU is large enough: they must leave a tenth of it
+    free. Where there is no measurement the reason stands beside `None`.
+    """
+    if not torch.cuda.is_available():
+        return None, "not run here: needs a CUDA GPU"
+    memory = torch.cuda.get_device_properties(0).total_memory
+    if expected_bytes > 0.9 * memory:
+        return None, f"not run here: needs a GPU with {expected_bytes / 0.9e9:.0f} GB, found {memory / 1e9:.0f}"
+    result = measure_isolated(workload, recipe, device="cuda", steps=1, warmup=1, keep=keep)
+    if result["cuda"] is None:
+        return None, result["reason"]
+    return max(peak["requested"] for peak in result["cuda"]["phases"].values()), None
+
+
 def _key(arguments: Json) -> str:
     sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.rglob("*.py"))]
     made = [arguments, sources, torch.__version__, torch.cuda.is_available() and torch.cuda.get_device_name()]
