@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import UserError
-from .fields import check_positive, check_types
+from .errors import UserError, shown
+from .fields import LARGEST, check_positive, check_types
 from .workload import Workload
 
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "bf16", "bf16-mixed"]
@@ -129,8 +129,10 @@ class Recipe:
 def accumulation_steps(workload: Workload, recipe: Recipe) -> int:
     """Micro-batches that each rank runs in one optimizer step.
 
-    Raises `UserError` where the micro-batches of all ranks do not divide the step.
+    Raises `UserError` where the micro-batches of all ranks do not divide the step, and where one has tensors of more
+    bytes than int64 counts.
     """
+    _check_countable(workload, recipe)
     sequences = workload.sequences_per_step
     steps, rest = divmod(sequences, recipe.micro_batch * recipe.ranks)
     if rest:
@@ -139,3 +141,17 @@ def accumulation_steps(workload: Workload, recipe: Recipe) -> int:
             f"recipe: micro_batch ({recipe.micro_batch}){ranks} must divide the {sequences} sequences of a step"
         )
     return steps
+
+
+def _check_countable(workload: Workload, recipe: Recipe) -> None:
+    for value, kind in ((workload, Workload), (recipe, Recipe)):
+        if not isinstance(value, kind):
+            raise UserError(f"{kind.__name__.lower()}: must be a {kind.__name__}, got {shown(value)}")
+    shape, length = workload.model, workload.sequence_length
+    widest = max(shape.vocab, shape.ffn, shape.hidden, shape.heads * max(length, shape.head_dim))
+    # A score, a logit or a frequency takes 4 bytes, and a few of them are held side by side.
+    if 16 * recipe.micro_batch * length * widest > LARGEST:
+        raise UserError(
+            f"recipe: a micro-batch of {recipe.micro_batch} x {length} tokens has tensors of more than 2^63 bytes; "
+            "take a smaller micro_batch or sequence_length"
+        )
