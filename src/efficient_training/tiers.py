@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 
 from . import notebook as nb
@@ -15,6 +14,7 @@ from .errors import UserError
 from .machine import GIB, Machine
 from .project import notebooks
 from .validation import validate
+from .yaml_text import load_yaml
 
 DETECTED = ("hopper", "gpu", "cpu")
 """The tiers that are found by looking at the machine, best first. `cluster` is asked for, never detected."""
@@ -100,13 +100,10 @@ def load_tier(path: Path, defaults: Defaults) -> Tier:
     """The tier that `path` states; raises `UserError` naming the file, the place in it, and what to do."""
     where = f"environments/{path.parent.name}/{path.name}"
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}:" if mark else ""
-        raise UserError(f"{where}:{line} not valid YAML: {getattr(error, 'problem', error)}") from None
+    data: Any = load_yaml(text, where)
     validate(data, "tier", where)
     if data["name"] != path.parent.name:
         raise UserError(f"{where}: name is {data['name']!r}, but the folder is {path.parent.name!r}; make them equal")
@@ -204,17 +201,3 @@ def _missing_package(text: str) -> str | None:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML without the silent loss of a key that is written twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse what PyYAML lets pass: a key of the same mapping twice."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is written twice", key.start_mark)
-            seen.add(key.value)
-        made: dict[Any, Any] = super().construct_mapping(node, deep)
-        return made
