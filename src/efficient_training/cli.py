@@ -149,7 +149,8 @@ def tiers() -> None:
     print(f"system  {machine.system}")
     print(f"cpu     {machine.cpu}, {machine.cores} cores, {memory} memory")
     for gpu in machine.gpus:
-        print(f"gpu     {gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, compute capability {gpu.capability}")
+        kind = "ROCm" if machine.rocm else f"compute capability {gpu.capability}"
+        print(f"gpu     {gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, {kind}")
     if not machine.gpus:
         print("gpu     none")
     for note in machine.notes:
@@ -163,6 +164,10 @@ def tiers() -> None:
     best = next((name for name in DETECTED if met.get(name)), None)
     if best is None:
         print("`make run` cannot run here: no tier is met")
+    elif machine.rocm and best != "cpu":
+        print(
+            f"`make run TIER={best} TORCH_INDEX=...` (PyTorch's index of ROCm builds) runs at tier {best}; never tried"
+        )
     elif missing[best]:
         print(f"`make run` installs what is missing and runs at tier {best} here")
     else:
@@ -225,12 +230,14 @@ def render(edition: Edition = project.REFERENCE, renderer: Renderer = "auto") ->
 def serve(
     edition: Edition = project.REFERENCE,
     renderer: Renderer = "auto",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")] = 8765,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
 ) -> None:
     """Render an edition of the book and serve it to this machine's browser."""
+    from .book.serve import check_port
     from .book.serve import serve as serve_folder
 
+    check_port(port)
     serve_folder(_render(edition, renderer).parent, port, open_browser)
 
 

@@ -35,6 +35,7 @@ class Tier:
     device: str
     memory_gib: float | None = None
     capability: str | None = None
+    rocm: bool = False
     ranks: int = 1
     packages: tuple[str, ...] = ()
     network: bool = False
@@ -69,10 +70,12 @@ class Tier:
     def _missing_gpus(self, machine: Machine, ranks: int) -> list[str]:
         """The first `ranks` GPUs are those that a run uses, so it is they that count."""
         if not machine.gpus:
-            return ["needs a CUDA GPU, found none"]
+            return [f"needs a CUDA{' or ROCm' if self.rocm else ''} GPU, found none"]
+        if machine.rocm and not self.rocm:
+            return [f"needs an NVIDIA GPU, found {machine.gpus[0].name}"]
         needs = [] if len(machine.gpus) >= ranks else [f"needs {ranks} GPUs, found {len(machine.gpus)}"]
         for gpu in machine.gpus[:ranks]:
-            if self.capability and _version(gpu.capability) < _version(self.capability):
+            if self.capability and not machine.rocm and _version(gpu.capability) < _version(self.capability):
                 needs.append(f"needs compute capability {self.capability}, found {gpu.capability} ({gpu.name})")
             needs += _missing_memory(f"memory on {gpu.name}", self.memory_gib, gpu.memory_bytes)
         return list(dict.fromkeys(needs))
@@ -139,8 +142,10 @@ def choose(tiers: Mapping[str, Tier], machine: Machine, asked: str | None) -> Ti
 
 
 def _check_requires(requires: Mapping[str, Any], where: str) -> None:
-    if requires["device"] == "cpu" and {"capability", "ranks"} & requires.keys():
-        raise UserError(f"{where}: requires: capability and ranks are of device cuda; take them out or change device")
+    if requires["device"] == "cpu" and {"capability", "ranks", "rocm"} & requires.keys():
+        raise UserError(
+            f"{where}: requires: capability, ranks and rocm are of device cuda; take them out or change device"
+        )
     for text in requires.get("packages", ()):
         try:
             Requirement(text)
