@@ -5,7 +5,7 @@ NOTEBOOK ?=
 PORT ?= 8765
 
 # The tier of this machine: hopper from compute capability 9.0 on, gpu where there is another NVIDIA GPU, else cpu.
-# `cluster` is asked for: make run TIER=cluster
+# `cluster` is asked for, and so is `gpu` on ROCm: make run TIER=cluster
 CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1)
 TIER ?= $(if $(CAPABILITY),$(shell [ $(CAPABILITY) -ge 9 ] && echo hopper || echo gpu),cpu)
 TIERS := $(patsubst environments/%/tier.yml,%,$(wildcard environments/*/tier.yml))
@@ -24,7 +24,7 @@ DEV := .venv/cpu/bin
 
 # What an environment needs comes in order: its extensions are compiled by what it has installed.
 .NOTPARALLEL:
-.PHONY: help book serve run reference status check tiers test portability soak bench system lock format clean
+.PHONY: help book serve env run reference status check tiers test portability soak bench system lock format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -46,6 +46,8 @@ book: .venv/book/.installed  ## render the book and print its path; EDITION=
 
 serve: .venv/book/.installed  ## render the book and serve it on this machine; EDITION=, PORT=
 	@$(BOOK) serve --port $(call quoted,$(PORT)) $(IN_EDITION)
+
+env: .venv/$(TIER)/.installed  ## make the environment .venv/<tier>, in which the book's commands are; TIER=
 
 run: .venv/$(TIER)/.installed .venv/$(TIER)/.native  ## execute the notebooks on this machine; TIER=, NOTEBOOK=, EDITION=
 	@$(RUN) execute --tier $(TIER) $(OF_NOTEBOOKS) $(IN_EDITION)

@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_nothing_to_execute(project: Any, capsys: pytest.CaptureFixture[str]) ->
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     out = capsys.readouterr().out
-    for command in ("execute", "render", "serve", "status", "check", "tiers", "editions"):
+    for command in ("execute", "render", "serve", "status", "check", "tiers", "editions", "profile", "presets"):
         assert f"\n  {command} " in out
 
 
@@ -118,6 +119,28 @@ def test_tiers_shows_the_machine_and_why_not(
     assert "needs a CUDA GPU, found none" in out
     assert "`make run` runs at tier cpu here" in out
     assert "cluster" not in out
+
+
+def test_tiers_says_how_to_ask_for_rocm(
+    project: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.tier("gpu", GPU.replace("8}", "8, rocm: true}"))
+    amd = Machine("Linux", "A CPU", 8, None, (Gpu("MI300X", 192 * GIB, "9.4"),), rocm=True)
+    monkeypatch.setattr(machine, "detect", lambda: amd)
+    assert project.run("tiers") == 0
+    out = capsys.readouterr().out
+    assert "MI300X, 192.0 GiB, ROCm" in out
+    assert "`make run TIER=gpu TORCH_INDEX=...` (PyTorch's index of ROCm builds) runs at tier gpu" in out
+
+
+def test_a_port_that_is_taken_is_said_before_the_book_is_rendered(
+    project: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_render", lambda *_: pytest.fail("rendered"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert project.run("serve", "--port", port) == 2
+    assert f"port {port} is in use; choose another with --port" in capsys.readouterr().err
 
 
 def test_tiers_tells_what_is_not_installed_from_what_is_not_there(

@@ -37,3 +37,13 @@ def test_gpus_as_nvidia_smi_prints_them(tmp_path: Path, monkeypatch: pytest.Monk
     assert machine._gpus_of_nvidia_smi() == ()
     program.write_text("#!/bin/sh\nexit 9\n")
     assert machine._gpus_of_nvidia_smi() == ()
+
+
+def test_a_rocm_driver_without_a_build_for_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "KFD", str(tmp_path))
+    monkeypatch.setattr(machine, "DEVICE_FILES", (str(tmp_path),))
+    monkeypatch.setattr(machine, "_gpus_of_nvidia_smi", lambda: ())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    gpus, (note,), rocm = machine._gpus()
+    assert (gpus, rocm) == ((), False)
+    assert "a ROCm build of torch is what sees its GPUs" in note

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from efficient_training import cli
+
 ROOT = Path(__file__).parent.parent
 INHERITED = {"MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "TIER", "EDITION", "NOTEBOOK", "PORT"}
 
@@ -44,3 +46,15 @@ def test_several_notebooks_and_a_port_are_passed_on() -> None:
 
 def test_serve_renders_once() -> None:
     assert " render" not in make("serve").stdout
+
+
+def test_an_environment_can_be_made_alone() -> None:
+    run = make("env", "TIER=cpu")
+    assert run.returncode == 0
+    assert "execute" not in run.stdout
+
+
+def test_serve_has_one_port(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["serve", "--help"]) == 0
+    assert "8765" in capsys.readouterr().out
+    assert shlex.split(make("serve").stdout.splitlines()[-1])[-2:] == ["--port", "8765"]

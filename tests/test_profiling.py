@@ -1,13 +1,16 @@
 """`efficient-training profile`, through the command line, on small models and on a large one without its memory."""
 
 import json
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from efficient_training.cli import run
+from efficient_training.errors import UserError
 from efficient_training.ledger import Ledger
+from efficient_training.recipe import Recipe
+from efficient_training.recipe_file import read_recipe
 
 TINY = {
     "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -78,6 +81,10 @@ def test_the_figure_is_drawn(tiny: str, tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
+RANKS = ["--set", "ranks=2", "--set", "sharding=ddp"]
+FSDP = ["--set", "sharding=fsdp"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -88,7 +95,35 @@ def test_the_figure_is_drawn(tiny: str, tmp_path: Path, name: str) -> None:
         (["--model", "gpt2", "--seq", "8", "--set", "precision"], "write it as field=value"),
         (["--model", "gpt2", "--seq", "8", "--set", "precision=[bf16"], "'[bf16' is not YAML; write a word"),
         (["--model", "gpt2", "--seq", "8", "--set", "precison=fp32"], "has no field 'precison'"),
-        (["--model", "gpt2", "--seq", "8", "--micro-batch", "0"], "micro_batch must be above zero"),
+        (
+            ["--model", "gpt2", "--seq", "8", "--micro-batch", "0"],
+            "--micro-batch: recipe: micro_batch must be above zero",
+        ),
+        (["--model", "gpt2", "--seq", "8", "--set", "micro_batch=2024-13-45"], "'2024-13-45' is not YAML"),
+        (["--model", "gpt2", "--seq", "8", "--set", "micro_batch=0x_"], "'0x_' is not YAML"),
+        (["--model", "gpt2", "--seq", "8", "--set", f"micro_batch={'9' * 5000}"], "(5002 characters) is not YAML"),
+        (["--model", "gpt2", "--seq", "8", "--set", f"micro_batch=0x{'f' * 5000}"], "a number of thousands of digits"),
+        (["--model", "gpt2", "--seq", "8", "--set", f"micro_batch={'[' * 3000}"], "is not YAML"),
+        (["--model", "gpt2", "--seq", "8", "--set", "ranks=1", "--set", "ranks=1"], "given by --set ranks already"),
+        (
+            ["--model", "gpt2", "--seq", "8", "--set", "micro_batch=2", "--micro-batch", "1"],
+            "--micro-batch: micro_batch",
+        ),
+        (["--model", "gpt2", "--seq", "8", "--micro-batch", "9" * 20], "micro_batch must be at most 2^63 - 1"),
+        (["--model", "llama-2-7b", "--seq", "1" + "0" * 20], "sequence_length must be at most 2^63 - 1"),
+        (["--model", "llama-2-7b", "--seq", "1" + "0" * 15], "tensors of more than 2^63 bytes"),
+        (["--model", "a" * 5000, "--seq", "8"], "(5002 characters): cannot be read"),
+        (["--model", "", "--seq", "8"], "an empty name: neither a preset nor a config.json"),
+        (["--model", "gpt2", "--seq", "8", "--set", "compile=true", "--view", "run"], "no view shows a compiled model"),
+        (["--model", "gpt2", "--seq", "8", *RANKS, "--view", "run", "--figure", "x.png"], "--view run needs one rank"),
+        (["--model", "gpt2", "--seq", "8", *FSDP, "--set", "ranks=100000000"], "are traced; price them instead"),
+        (["--model", "gpt2", "--seq", "8", *FSDP, "--set", "ranks=4096"], "4096 shards are more than"),
+        (["--model", "gpt2", "--seq", "8", "--json", ""], "--json .: is a folder"),
+        (["--model", "gpt2", "--seq", "8", "--json", "/"], "--json /: is a folder"),
+        (["--model", "gpt2", "--seq", "8", "--json", f"{__file__}/x.json"], ".py/x.json: cannot be written (Not a dir"),
+        (["--model", "gpt2", "--seq", "8", "--json", "x" * 300], "cannot be written (File name too long)"),
+        (["--model", "gpt2", "--seq", "8", "--figure", "no/x.png"], "--figure no/x.png: cannot be written"),
+        (["--model", "gpt2", "--seq", "8", "--figure", "x.png", "--json", "x.png"], "are both x.png"),
         (["--model", "gpt2", "--seq", "8", "--view", "guessed"], "no such view; known: priced, traced, run"),
         (["--model", "gpt2", "--seq", "8", "--figure", "x.pdf"], "the name must end in .png or .svg"),
         (["--model", "gpt2", "--seq", "8", "--figure", "x.png", "--view", "priced"], "--figure needs --view traced"),
@@ -98,20 +133,63 @@ def test_the_figure_is_drawn(tiny: str, tmp_path: Path, name: str) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert run(["profile", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path, capsys: Any) -> None:
-    for text, message in (("- 1", "must be a mapping of fields"), ("a: [", "not YAML")):
-        path = tmp_path / "r.yml"
-        path.write_text(text)
-        assert run(["profile", "--model", "gpt2", "--seq", "8", "--recipe", str(path)]) == 2
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("- 1", [], "r.yml: a recipe must be a mapping of fields"),
+        ("[]", [], "r.yml: a recipe must be a mapping of fields, got list"),
+        ("false", [], "r.yml: a recipe must be a mapping of fields, got bool"),
+        ("a: [", [], "r.yml: line 1: not valid YAML"),
+        ("micro_batch: 2024-13-45", [], "r.yml: line 1: not valid YAML: '2024-13-45' is no timestamp"),
+        ("micro_batch: 1\nmicro_batch: 2", [], "r.yml: line 2: not valid YAML: 'micro_batch' is written twice"),
+        ("? [a]\n: 1", [], "r.yml: line 1: not valid YAML"),
+        ("micro_batch: x", ["ranks=2"], "r.yml: recipe: micro_batch must be a whole number, got 'x'"),
+        ("micro_batch: 2", ["ranks=x"], "--set ranks: recipe: ranks must be a whole number, got 'x'"),
+        ("micro_batch: 2", ["ranks=2"], "r.yml, --set ranks: recipe: ranks (2) and sharding (none) do not fit"),
+    ],
+)
+def test_a_fault_of_a_recipe_names_the_source(tmp_path: Path, text: str, settings: list[str], message: str) -> None:
+    path = tmp_path / "r.yml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        read_recipe(path, settings, None)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_recipe_is_the_plain_one(tmp_path: Path) -> None:
+    (tmp_path / "r.yml").write_text("# nothing yet\n")
+    assert read_recipe(tmp_path / "r.yml", [], None) == Recipe(1)
+
+
+def test_a_link_stays_and_a_device_is_written_to(tmp_path: Path) -> None:
+    kept, link = tmp_path / "kept.json", tmp_path / "link.json"
+    link.symlink_to(kept)
+    arguments = ["profile", "--model", "gpt2", "--seq", "8", "--view", "priced", "--json"]
+    assert run([*arguments, str(link)]) == 0
+    assert link.is_symlink()
+    assert ledger(kept).view == "priced"
+    assert run([*arguments, "/dev/null"]) == 0
+    assert Path("/dev/null").is_char_device()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.json", "link.json"]
+
+
+def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["presets"]) == 0
+    assert "gpt2 gpt2 12 768 124,439,808" in " ".join(capsys.readouterr().out.split())
 
 
 def test_each_place_of_an_offloaded_recipe_has_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

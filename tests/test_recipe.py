@@ -1,3 +1,6 @@
+from typing import Any
+
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -6,6 +9,7 @@ from hypothesis import strategies as st
 from efficient_training.errors import UserError
 from efficient_training.fields import from_mapping, to_mapping
 from efficient_training.models import load_shape
+from efficient_training.price import price
 from efficient_training.recipe import Recipe, accumulation_steps
 from efficient_training.workload import Workload
 
@@ -158,6 +162,27 @@ def test_a_step_in_backward_has_one_micro_batch() -> None:
     assert accumulation_steps(workload(), Recipe(8, step_in_backward=True)) == 1
     with pytest.raises(UserError, match=r"each of 4 micro-batches a step of its own; choose a micro_batch of 8"):
         accumulation_steps(workload(), Recipe(2, step_in_backward=True))
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    assert to_mapping(Recipe(np.int64(4))) == {"micro_batch": 4}  # type: ignore[arg-type]
+    assert type(Recipe(np.int64(4)).micro_batch) is int  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="micro_batch must be a whole number"):
+        Recipe(np.bool_(True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("work", "how", "message"),
+    [
+        (None, None, "workload: must be a Workload, got None"),
+        (Recipe(1), workload(), "workload: must be a Workload, got Recipe"),
+        (workload(), {"micro_batch": 1}, "recipe: must be a Recipe, got {'micro_batch': 1}"),
+        (workload(2**40, 2**40), Recipe(1), r"1 x 1099511627776 tokens has tensors of more than 2\^63 bytes"),
+    ],
+)
+def test_what_cannot_be_priced_is_one_line(work: Any, how: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        price(work, how)
 
 
 def test_fields_of_one_rank_stay_out_of_what_is_written() -> None:

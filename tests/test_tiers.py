@@ -88,6 +88,17 @@ def test_capabilities_are_compared_as_numbers(tiers: dict[str, Tier]) -> None:
     assert tiers["hopper"].missing(machine(Gpu("B200", 180 * GIB, "10.0"))) == []
 
 
+def test_on_rocm_the_capability_is_no_measure_and_a_tier_says_whether_it_will_do(project: Any) -> None:
+    project.tier("gpu", GPU.replace("'7.0'", "'9.5', rocm: true"))
+    project.tier("hopper", HOPPER)
+    tiers = load_tiers(project.root)
+    amd = Machine("Linux", "A CPU", 8, None, (Gpu("MI300X", 192 * GIB, "9.4"),), rocm=True)
+    assert tiers["gpu"].missing(amd) == []
+    assert tiers["hopper"].missing(amd) == ["needs an NVIDIA GPU, found MI300X"]
+    assert tiers["gpu"].missing(machine()) == ["needs a CUDA or ROCm GPU, found none"]
+    assert "rocm" not in amd.to_json()
+
+
 def test_under_slurm_a_cluster_needs_sbatch_and_no_gpu_here(
     project: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +158,11 @@ def test_parameters_are_shared_then_of_the_cluster_then_the_notebooks_own(projec
         ("gpu", GPU + "cluster: {launcher: slurm, capability: '8.0'}", "the tier 'gpu' cannot have the key 'cluster'"),
         ("cluster", CLUSTER.replace("cluster: {", "#"), "the tier 'cluster' needs the key 'cluster'"),
         ("cluster", CLUSTER.replace("torchrun", "mpi"), r"at cluster/launcher: 'mpi' is not one of"),
-        ("cpu", "name: cpu\ntitle: CPU\nrequires: {device: cpu, ranks: 2}", "capability and ranks are of device cuda"),
+        (
+            "cpu",
+            "name: cpu\ntitle: CPU\nrequires: {device: cpu, ranks: 2}",
+            "capability, ranks and rocm are of device cuda",
+        ),
         ("gpu", GPU.replace("8,", "8, packages: ['torch 2'],"), "requires/packages: 'torch 2' is no requirement"),
         ("gpu", GPU + "parameters: {memory: {}}", "at parameters: 'memory' does not match"),
         ("gpu", GPU + "parameters: {05-offload: {}}", "parameters/05-offload: no such notebook; known: 01-memory"),

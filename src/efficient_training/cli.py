@@ -1,4 +1,4 @@
-"""The command line: `execute | render | serve | status | check | tiers | editions | profile | launch`.
+"""The command line: `execute | render | serve | status | check | tiers | editions | profile | presets | launch`.
 
 Whatever the user can mend is one line on stderr (from `render`, one for each fault) and exit code 2. This module
 imports neither torch nor papermill.
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from . import launching, project
+from . import launching, profiling, project
+from .console import make_console, make_table
 from .errors import UserError, UserErrors
 
 app = typer.Typer(
@@ -103,7 +102,7 @@ def execute(
             raise
         raise UserError(
             f"this environment has no {error.name}, which execution needs; "
-            "use `make run`, or `pip install 'efficient-training[run]'`"
+            "use `make run`, or `pip install '.[run]'` in your clone"
         ) from None
     from .machine import detect
     from .tiers import choose, load_tiers
@@ -112,7 +111,7 @@ def execute(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = None if reference else choose(load_tiers(root), detect(), tier)
     name = project.REFERENCE if chosen is None else edition or project.default_edition_name(chosen.name)
-    console = _console()
+    console = make_console()
     outcome = runner.execute(root, edition=name, tier=chosen, wanted=notebook or (), force=force, console=console)
     where = project.edition_folder(root, name).relative_to(root).as_posix()
     if outcome.interrupted:
@@ -150,20 +149,25 @@ def tiers() -> None:
     print(f"system  {machine.system}")
     print(f"cpu     {machine.cpu}, {machine.cores} cores, {memory} memory")
     for gpu in machine.gpus:
-        print(f"gpu     {gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, compute capability {gpu.capability}")
+        kind = "ROCm" if machine.rocm else f"compute capability {gpu.capability}"
+        print(f"gpu     {gpu.name}, {gpu.memory_bytes / GIB:.1f} GiB, {kind}")
     if not machine.gpus:
         print("gpu     none")
     for note in machine.notes:
         print(f"note    {note}")
-    table = _table("tier", "for", "here", "missing")
+    table = make_table("tier", "for", "here", "missing")
     met = {name: not tier.missing_hardware(machine) for name, tier in found.items()}
     missing = {name: tier.missing(machine) for name, tier in found.items()}
     for name, tier in found.items():
         table.add_row(name, tier.title, "yes" if met[name] else "no", "; ".join(missing[name]))
-    _console().print(table)
+    make_console().print(table)
     best = next((name for name in DETECTED if met.get(name)), None)
     if best is None:
         print("`make run` cannot run here: no tier is met")
+    elif machine.rocm and best != "cpu":
+        print(
+            f"`make run TIER={best} TORCH_INDEX=...` (PyTorch's index of ROCm builds) runs at tier {best}; never tried"
+        )
     elif missing[best]:
         print(f"`make run` installs what is missing and runs at tier {best} here")
     else:
@@ -182,7 +186,7 @@ def editions() -> None:
 
     root = project.find_root(Path.cwd())
     total = len(project.notebooks(root))
-    table = _table("edition", "machine", "tier", "date", "notebooks", "claims held", "not held", "not run")
+    table = make_table("edition", "machine", "tier", "date", "notebooks", "claims held", "not held", "not run")
     faults = []
     for name in edition_names(root):
         try:
@@ -202,40 +206,13 @@ def editions() -> None:
             f"{len(runs)} of {total}",
             *(str(held.count(verdict)) for verdict in (True, False, None)),
         )
-    _console().print(table)
+    make_console().print(table)
     for fault in faults:
         print(fault)
 
 
-@app.command()
-def profile(
-    model: Annotated[str, typer.Option(help="A preset, or a Hugging Face config.json (the file or its folder).")],
-    seq: Annotated[int, typer.Option(help="Sequence length in tokens.")],
-    micro_batch: Annotated[int | None, typer.Option(help="Sequences in a micro-batch; the recipe's, else 1.")] = None,
-    accumulation: Annotated[int, typer.Option(help="Micro-batches of one optimizer step.")] = 1,
-    recipe: Annotated[Path | None, typer.Option(help="A recipe in YAML.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A field of the recipe, as field=value; several times.")
-    ] = None,
-    view: Annotated[str, typer.Option(help="priced (closed form), traced (no GPU), run (on this CPU).")] = "traced",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the ledger to this file.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw the step over time, to a .png or .svg.")] = None,
-) -> None:
-    """Show where the memory of a training step goes: bytes by phase and component."""
-    from . import profiling
-
-    chosen = profiling.check(view, figure)
-    made = profiling.read_recipe(recipe, setting or (), micro_batch)
-    workload = profiling.workload_of(model, seq, made.micro_batch, accumulation, made.ranks)
-    ledger, timeline = profiling.profile(workload, made, chosen)
-    title = profiling.title(workload, made, chosen)
-    profiling.show(_console(), title, ledger)
-    if json_file is not None:
-        profiling.write_json(json_file, workload, made, ledger)
-    if figure is not None and timeline is not None:
-        profiling.write_figure(figure, timeline, title)
-
-
+app.command("profile")(profiling.profile_step)
+app.command("presets")(profiling.list_presets)
 app.command("launch", context_settings=launching.CONTEXT)(launching.launch_script)
 
 
@@ -253,12 +230,14 @@ def render(edition: Edition = project.REFERENCE, renderer: Renderer = "auto") ->
 def serve(
     edition: Edition = project.REFERENCE,
     renderer: Renderer = "auto",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")] = 8765,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
 ) -> None:
     """Render an edition of the book and serve it to this machine's browser."""
+    from .book.serve import check_port
     from .book.serve import serve as serve_folder
 
+    check_port(port)
     serve_folder(_render(edition, renderer).parent, port, open_browser)
 
 
@@ -284,16 +263,3 @@ def check(edition: Edition = project.REFERENCE) -> int:
         print(f"{page}: {counts}")
     print(f"{len(found.problems)} problems" if found.problems else "no problem found")
     return 1 if found.problems else 0
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _console() -> Console:
-    """For text that is never markup, and for tables, whose lines are not broken where there is no terminal."""
-    width = None if sys.stdout.isatty() else 200
-    return Console(markup=False, emoji=False, highlight=False, width=width)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .errors import UserError
+from .fields import LARGEST
 from .models import ModelShape
 from .workload import Workload
 
@@ -14,10 +15,23 @@ FP8_MULTIPLE = 16
 
 
 def check_workload(workload: Workload, recipe: "Recipe") -> None:
-    """As `check_shape`, and refuse micro-batches over whose tokens no gradient of a weight can be summed in fp8."""
+    """As `check_shape`, and refuse micro-batches with tensors of more bytes than int64 counts, or with tokens over which
+    no gradient of a weight can be summed in fp8."""
+    _check_countable(workload, recipe)
     check_shape(workload.model, recipe)
     if recipe.fp8 in ("tensorwise", "rowwise"):
         _check_multiple(recipe, "micro_batch times sequence_length", recipe.micro_batch * workload.sequence_length)
+
+
+def _check_countable(workload: Workload, recipe: "Recipe") -> None:
+    shape, length = workload.model, workload.sequence_length
+    widest = max(shape.vocab, shape.ffn, shape.hidden, shape.heads * max(length, shape.head_dim))
+    # A score, a logit or a frequency takes 4 bytes, and a few of them are held side by side.
+    if 16 * recipe.micro_batch * length * widest > LARGEST:
+        raise UserError(
+            f"recipe: a micro-batch of {recipe.micro_batch} x {length} tokens has tensors of more than 2^63 bytes; "
+            "take a smaller micro_batch or sequence_length"
+        )
 
 
 def check_shape(shape: ModelShape, recipe: "Recipe") -> None:

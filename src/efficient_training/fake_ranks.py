@@ -10,7 +10,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from .errors import UserError
 from .models import ModelShape
 from .ownership import heaviest_rank
-from .recipe import Recipe
+from .recipe import FSDP, Recipe
+
+MOST_RANKS, MOST_SHARDS = 2**16, 2**11
+"""Those that are traced: torch lists all ranks, and FSDP2 cuts each parameter into a shard for each."""
 
 
 @contextmanager
@@ -18,11 +21,16 @@ def one_of(recipe: Recipe, shape: ModelShape) -> Iterator[None]:
     """Inside the block, this process is one of the recipe's ranks: the one that holds most.
 
     Under FSDP2 that is the first, as shards are cut from the start, and the last ones may be smaller; under ZeRO-1 the
-    one with the most optimizer state. Raises `UserError` in a process that has a process group already.
+    one with the most optimizer state. Raises `UserError` in a process that has a process group already, and for
+    more than `MOST_RANKS` ranks, or `MOST_SHARDS` shards.
     """
     if recipe.sharding == "none":
         yield
         return
+    shards = recipe.shards if recipe.sharding in FSDP else 1
+    for found, most, what in ((recipe.ranks, MOST_RANKS, "ranks"), (shards, MOST_SHARDS, "shards")):
+        if found > most:
+            raise UserError(f"trace: {found} {what} are more than the {most} that are traced; price them instead")
     if dist.is_initialized():
         raise UserError("trace: this process belongs to a process group already; trace in a process of its own")
     rank = 0

@@ -15,7 +15,8 @@ from typing import Any
 
 GIB = 2**30
 TIMEOUT_S = 120
-DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+KFD = "/dev/kfd"
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", KFD)
 """What the drivers of NVIDIA, WSL and ROCm show on Linux; torch finds no GPU where there is none of them."""
 
 PROBE = """
@@ -24,7 +25,7 @@ gpus = []
 for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
     found = torch.cuda.get_device_properties(index)
     gpus.append({"name": found.name, "memory_bytes": found.total_memory, "capability": f"{found.major}.{found.minor}"})
-print(json.dumps(gpus))
+print(json.dumps({"gpus": gpus, "rocm": torch.version.hip is not None}))
 """
 
 
@@ -48,10 +49,15 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     notes: tuple[str, ...] = ()
     """Why something that seems to be there is not used, a line each."""
+    rocm: bool = False
+    """Whether the GPUs are ROCm's. Their `capability` is then no compute capability of NVIDIA's."""
 
     def to_json(self) -> dict[str, Any]:
         """The `machine` of `schema/provenance.schema.json`."""
-        return {**{key: value for key, value in asdict(self).items() if key != "notes"}, "gpus": self._gpus()}
+        return {
+            **{key: value for key, value in asdict(self).items() if key not in ("notes", "rocm")},
+            "gpus": self._gpus(),
+        }
 
     def _gpus(self) -> list[dict[str, Any]]:
         return [asdict(gpu) for gpu in self.gpus]
@@ -60,9 +66,9 @@ class Machine:
 @cache
 def detect() -> Machine:
     """The machine on which this runs. Asks torch for GPUs, in a process of its own, where torch is installed."""
-    gpus, notes = _gpus()
+    gpus, notes, rocm = _gpus()
     system = f"{platform.system()} {platform.machine()}"
-    return Machine(system[:100], _cpu()[:100], _cores(), _memory_bytes(), gpus, notes)
+    return Machine(system[:100], _cpu()[:100], _cores(), _memory_bytes(), gpus, notes, rocm)
 
 
 def _cpu() -> str:
@@ -95,23 +101,34 @@ def _memory_bytes() -> int | None:
         return total
 
 
-def _gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+def _gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...], bool]:
+    """The GPUs, notes on them, and whether they are ROCm's."""
     if platform.system() == "Linux" and not any(Path(path).exists() for path in DEVICE_FILES):
-        return (), ()
+        return (), (), False
     shown = _gpus_of_nvidia_smi()
+    other = (f"ROCm's driver is here ({KFD}): a ROCm build of torch is what sees its GPUs",)
+    amd = other if not shown and Path(KFD).exists() else ()
     if importlib.util.find_spec("torch") is None:
-        return shown, ("torch is not installed here, so these GPUs are as nvidia-smi shows them",) if shown else ()
+        return (
+            shown,
+            ("torch is not installed here, so these GPUs are as nvidia-smi shows them",) if shown else amd,
+            False,
+        )
     try:
         run = subprocess.run(
             [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
         )
-        gpus = tuple(Gpu(**fields) for fields in json.loads(run.stdout.splitlines()[-1]))
+        found = json.loads(run.stdout.splitlines()[-1])
+        gpus = tuple(Gpu(**fields) for fields in found["gpus"])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        return (), (f"torch could not be asked for GPUs: {lines[-1] if lines else error}",)
-    if shown and not gpus:
-        return (), (f"nvidia-smi shows {shown[0].name}, but this build of torch cannot use it: install a CUDA build",)
-    return gpus, ()
+        return (), (f"torch could not be asked for GPUs: {lines[-1] if lines else error}",), False
+    if gpus:
+        return gpus, (), found["rocm"]
+    if shown:
+        why = f"nvidia-smi shows {shown[0].name}, but this build of torch cannot use it: install a CUDA build"
+        return (), (why,), False
+    return (), amd, False
 
 
 def _gpus_of_nvidia_smi() -> tuple[Gpu, ...]:

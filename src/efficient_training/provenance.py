@@ -29,8 +29,9 @@ WORDS = frozenset(
     {"demands", "errors", "fields", "formats", "ledger", "machine", "models", "recipe", "units", "workload"}
 )
 BOOK = frozenset(
-    {"book", "cli", "editions", "execute", "kernel", "nbval_records", "notebook", "outputs", "profiling"}
-    | {"progress", "project", "provenance", "status", "tiers", "validation"}
+    {"book", "cli", "console", "editions", "execute", "host_memory", "kernel", "ledger_output", "nbval_records"}
+    | {"notebook", "outputs", "profiling", "progress", "project", "provenance", "recipe_file", "status", "tiers"}
+    | {"validation", "yaml_text"}
 )
 UNHASHED = WORDS | BOOK
 """Modules on which no notebook's staleness depends: floors 0, 4 and 5. Any other module of the package counts."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .demands import check_workload
-from .errors import UserError
+from .errors import UserError, shown
 from .fields import check_positive, check_types
 from .workload import Workload
 
@@ -227,6 +227,9 @@ def accumulation_steps(workload: Workload, recipe: Recipe) -> int:
 
     Raises `UserError` where the micro-batches of all ranks do not divide the step, and as `demands.check_workload`.
     """
+    for value, kind in ((workload, Workload), (recipe, Recipe)):
+        if not isinstance(value, kind):
+            raise UserError(f"{kind.__name__.lower()}: must be a {kind.__name__}, got {shown(value)}")
     check_workload(workload, recipe)
     sequences = workload.sequences_per_step
     steps, rest = divmod(sequences, recipe.micro_batch * recipe.ranks)

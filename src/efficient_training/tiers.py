@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 
 from . import notebook as nb
@@ -15,6 +14,7 @@ from .errors import UserError
 from .machine import GIB, Machine
 from .project import notebooks
 from .validation import validate
+from .yaml_text import load_yaml
 
 DETECTED = ("hopper", "gpu", "cpu")
 """The tiers that are found by looking at the machine, best first. `cluster` is asked for, never detected."""
@@ -35,6 +35,7 @@ class Tier:
     device: str
     memory_gib: float | None = None
     capability: str | None = None
+    rocm: bool = False
     ranks: int = 1
     packages: tuple[str, ...] = ()
     network: bool = False
@@ -69,10 +70,12 @@ class Tier:
     def _missing_gpus(self, machine: Machine, ranks: int) -> list[str]:
         """The first `ranks` GPUs are those that a run uses, so it is they that count."""
         if not machine.gpus:
-            return ["needs a CUDA GPU, found none"]
+            return [f"needs a CUDA{' or ROCm' if self.rocm else ''} GPU, found none"]
+        if machine.rocm and not self.rocm:
+            return [f"needs an NVIDIA GPU, found {machine.gpus[0].name}"]
         needs = [] if len(machine.gpus) >= ranks else [f"needs {ranks} GPUs, found {len(machine.gpus)}"]
         for gpu in machine.gpus[:ranks]:
-            if self.capability and _version(gpu.capability) < _version(self.capability):
+            if self.capability and not machine.rocm and _version(gpu.capability) < _version(self.capability):
                 needs.append(f"needs compute capability {self.capability}, found {gpu.capability} ({gpu.name})")
             needs += _missing_memory(f"memory on {gpu.name}", self.memory_gib, gpu.memory_bytes)
         return list(dict.fromkeys(needs))
@@ -100,13 +103,10 @@ def load_tier(path: Path, defaults: Defaults) -> Tier:
     """The tier that `path` states; raises `UserError` naming the file, the place in it, and what to do."""
     where = f"environments/{path.parent.name}/{path.name}"
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}:" if mark else ""
-        raise UserError(f"{where}:{line} not valid YAML: {getattr(error, 'problem', error)}") from None
+    data: Any = load_yaml(text, where)
     validate(data, "tier", where)
     if data["name"] != path.parent.name:
         raise UserError(f"{where}: name is {data['name']!r}, but the folder is {path.parent.name!r}; make them equal")
@@ -142,8 +142,10 @@ def choose(tiers: Mapping[str, Tier], machine: Machine, asked: str | None) -> Ti
 
 
 def _check_requires(requires: Mapping[str, Any], where: str) -> None:
-    if requires["device"] == "cpu" and {"capability", "ranks"} & requires.keys():
-        raise UserError(f"{where}: requires: capability and ranks are of device cuda; take them out or change device")
+    if requires["device"] == "cpu" and {"capability", "ranks", "rocm"} & requires.keys():
+        raise UserError(
+            f"{where}: requires: capability, ranks and rocm are of device cuda; take them out or change device"
+        )
     for text in requires.get("packages", ()):
         try:
             Requirement(text)
@@ -204,17 +206,3 @@ def _missing_package(text: str) -> str | None:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML without the silent loss of a key that is written twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse what PyYAML lets pass: a key of the same mapping twice."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is written twice", key.start_mark)
-            seen.add(key.value)
-        made: dict[Any, Any] = super().construct_mapping(node, deep)
-        return made

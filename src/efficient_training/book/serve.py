@@ -2,6 +2,7 @@
 
 import errno
 import webbrowser
+from collections.abc import Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,8 +31,17 @@ def make_server(directory: Path, port: int) -> ThreadingHTTPServer:
     """
     if not (directory / "index.html").is_file():
         raise UserError(f"{directory}: no rendered book there; render it first")
+    return _bind(port, partial(Handler, directory=str(directory)))
+
+
+def check_port(port: int) -> None:
+    """Raise `UserError` where the port cannot be had, so that nobody waits for a book that is then not served."""
+    _bind(port, Handler).server_close()
+
+
+def _bind(port: int, handler: Callable[..., SimpleHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
-        return ThreadingHTTPServer((HOST, port), partial(Handler, directory=str(directory)))
+        return ThreadingHTTPServer((HOST, port), handler)
     except (OSError, OverflowError) as error:
         if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise UserError(f"port {port} is in use; choose another with --port") from None

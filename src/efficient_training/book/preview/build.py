@@ -5,10 +5,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import track
 
 from . import pandoc
 from .cells import Problems, expand_embeds, forget_notebooks
@@ -49,7 +52,7 @@ def _render(project: Project, fresh: Path, folder: Path) -> None:
         work.put("page", _page_data(project, work.page, cells))
         return pandoc.parse(work, text, problems)
 
-    parsed = _parallel(first, works)
+    parsed = _parallel(first, works, "reading pages")
     found = [labels for _, labels in parsed]
     (folder / "book.json").write_text(json.dumps(_index(project.pages, found, problems)), encoding="utf-8")
     problems.raise_any()
@@ -60,7 +63,7 @@ def _render(project: Project, fresh: Path, folder: Path) -> None:
         shell = variables(project, number, found, footer)
         return pandoc.write(works[number], parsed[number][0], shell, problems)
 
-    pages = _parallel(second, range(len(works)))
+    pages = _parallel(second, range(len(works)), "writing pages")
     for page, labels in zip(project.pages, found, strict=True):
         _copy_images(page, labels["images"], fresh, problems)
     problems.raise_any()
@@ -127,10 +130,16 @@ def _copy_images(page: Page, images: Iterable[str], fresh: Path, problems: Probl
             shutil.copyfile(source, target)
 
 
-def _parallel(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """`function` of each item, in order; pandoc runs in processes of its own, so threads suffice."""
+def _parallel(function: Callable[[Item], Result], items: Sequence[Item], doing: str) -> list[Result]:
+    """`function` of each item, in order; pandoc runs in processes of its own, so threads suffice.
+
+    A terminal shows how far it is.
+    """
+    console = Console(stderr=True)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(function, items))
+        results = pool.map(function, items)
+        shown = track(results, doing, len(items), console=console, transient=True, disable=not console.is_terminal)
+        return list(shown)
 
 
 def _swap(fresh: Path, destination: Path, last: Path) -> None:
