@@ -15,8 +15,10 @@ FP8_MULTIPLE = 16
 
 
 def check_workload(workload: Workload, recipe: "Recipe") -> None:
-    """As `check_shape`, and refuse micro-batches with tensors of more bytes than int64 counts, or with tokens over which
-    no gradient of a weight can be summed in fp8."""
+    """As `check_shape`, and refuse micro-batches with tensors of more bytes than int64 counts.
+
+    And, with fp8, those over whose tokens no gradient of a weight can be summed in it.
+    """
     _check_countable(workload, recipe)
     check_shape(workload.model, recipe)
     if recipe.fp8 in ("tensorwise", "rowwise"):
