@@ -19,7 +19,8 @@ from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor
 
 from efficient_training import fp8
 from efficient_training.errors import UserError
-from efficient_training.fp8 import E4M3, E5M2, DelayedScale, Rates, per_row, per_tensor, saturate
+from efficient_training.fp8 import E4M3, E5M2, DelayedScale, per_row, per_tensor, saturate
+from efficient_training.gemm import Rates, gemm_seconds, smallest_winner
 from efficient_training.measure.saved import saved_tensors
 
 ROOT = Path(__file__).parents[1]
@@ -178,13 +179,13 @@ def test_refusals_are_one_clear_line() -> None:
 def test_the_model_of_products() -> None:
     rates = Rates(bf16=1e12, fp8=2e12, memory=1e12, launch=0)
     size = 2**14
-    assert fp8.gemm_seconds(size, size, size, rates, fp8=False) == pytest.approx(2 * size**3 / 1e12)
+    assert gemm_seconds(size, size, size, rates, fp8=False) == pytest.approx(2 * size**3 / 1e12)
     casts = 2 * 5 * size**2 / 1e12
-    assert fp8.gemm_seconds(size, size, size, rates, fp8=True) == pytest.approx(size**3 / 1e12 + casts)
-    once = fp8.gemm_seconds(size, size, size, rates, fp8=True, weight_cast=False)
+    assert gemm_seconds(size, size, size, rates, fp8=True) == pytest.approx(size**3 / 1e12 + casts)
+    once = gemm_seconds(size, size, size, rates, fp8=True, weight_cast=False)
     assert once == pytest.approx(size**3 / 1e12 + casts / 2)
-    assert fp8.smallest_winner(Rates(1e12, 1e12, 1e12)) is None
-    assert fp8.smallest_winner(rates) is not None
+    assert smallest_winner(Rates(1e12, 1e12, 1e12)) is None
+    assert smallest_winner(rates) is not None
 
 
 # The contract with Transformer Engine: it cannot be imported without a GPU, but its sources can be read.
