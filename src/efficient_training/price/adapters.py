@@ -94,7 +94,8 @@ def _quantized_linear(x: Tensor, weight: Quantized, width: Size) -> Tensor:
     """`bnb.nn.Linear4bit.forward`: x in the compute dtype, `MatMul4Bit`, and back.
 
     Nothing is saved. Backward makes the fp32 scales under double quantization, the weight in the compute dtype, and the
-    gradient of x by it. Within forward's operator the weight may be copied likewise, where nothing else is seen.
+    gradient of x by it. On CUDA forward's operator, for many tokens, copies the weight likewise
+    (`_dequant_linear_fallback`) and frees it before it returns: neither a trace nor a price sees that.
     """
     before = x.itemsize
     x = to(x, weight.itemsize)
