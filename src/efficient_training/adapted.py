@@ -1,5 +1,6 @@
 """The model that a recipe with an adapter trains: frozen, quantized where it says so, with peft's layers in it."""
 
+import warnings
 from dataclasses import replace
 from typing import Any, cast
 
@@ -96,7 +97,10 @@ def _begin(layer: Any, adapter: Adapter) -> None:
 
         layer.lora_variant["default"] = DoraLinearVariant()
         layer.use_dora["default"] = True
-        layer.lora_variant["default"].init(layer, "default")
+        with warnings.catch_warnings():
+            # An NF4 layer is copied for it; of a fake one, torch asks where the values would be.
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            layer.lora_variant["default"].init(layer, "default")
 
 
 def _with_values(parameter: nn.Parameter, name: str, std: float, device: str | torch.device) -> nn.Parameter:

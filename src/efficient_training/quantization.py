@@ -51,7 +51,7 @@ def quantized_weight(layer: Any, values: torch.Tensor) -> nn.Parameter:
         known = {"quant_state": layer.quant_state, "bnb_quantized": True, "module": layer}
         return type(layer.weight)(codes, requires_grad=False, **known, **words)  # type: ignore[no-any-return]
     made = nn.Parameter(codes, requires_grad=False)  # a fake tensor has its class already
-    made.__class__ = Params4bit
+    made.__class__ = Params4bit  # type: ignore[assignment]
     made.quant_state = layer.quant_state  # type: ignore[attr-defined]
     return made
 

@@ -191,12 +191,13 @@ class Recipe:
     def _check_ia3(self) -> None:
         if self.adapter_rank != 16 or self.adapter_targets != "q-v":
             raise UserError(
-                "recipe: adapter ia3 has no rank, and three layers of its own; leave out adapter_rank and adapter_targets"
+                "recipe: adapter ia3 has no rank, and three layers of its own; leave out adapter_rank and "
+                "adapter_targets"
             )
         if self.quantization != "none" and self.precision == "bf16":
             raise UserError(
-                f"recipe: adapter ia3 with quantization {self.quantization} needs another precision than bf16, in which "
-                "peft makes keys and values fp32 beside bf16 queries; choose bf16-autocast"
+                f"recipe: adapter ia3 with quantization {self.quantization} needs another precision than bf16, in "
+                "which peft makes keys and values fp32 beside bf16 queries; choose bf16-autocast"
             )
 
     def _check_ranks(self) -> None:

@@ -123,21 +123,17 @@ def _scaled(x: Tensor, name: str, weights: Mapping[str, Parameter], base: Base) 
     without casts, in the precisions that there are, and the result is cloned."""
     quantized = isinstance(weights[f"{name}.weight"], Quantized)
     factor = scale(alias(weights[f"{name}.ia3"]))
+    if name == "down" and quantized:
+        return clone(base(mul(x, factor)))
     if name == "down":
         before = x.itemsize
-        x = x if quantized else to(x, FLOAT)
-        if quantized:
-            out = base(mul(x, factor))
-        else:
-            scaled = to(mul(x, factor), before)
-            return base(scaled)
-    else:
-        out = base(x)
-        before = out.itemsize
-        out = mul(out, factor)
-        if not quantized:
-            return to(out, before)
-    return clone(out)
+        x = to(x, FLOAT)
+        scaled = to(mul(x, factor), before)
+        return base(scaled)
+    out = base(x)
+    before = out.itemsize
+    out = mul(out, factor)
+    return clone(out) if quantized else to(out, before)
 
 
 def _in_nf4(weight: Quantized, width: Size) -> Base:

@@ -1,9 +1,11 @@
 """DoRA in symbols: what `peft.tuners.lora.dora.DoraLinearLayer.forward` (peft 0.21) makes beside a layer, in its order.
 
-A layer of i inputs and o outputs has its norm in every forward pass from matrices as large as its weight, though nothing
-of them is trained through it. At its height, while the weight and the scaled update are added, there are: what `B(A(I))`
-has saved for a backward that never comes (the identity, i x i, and i x rank), the update, its scaled copy, and the sum
-(i x o each), and the weight itself, where it has to be cast or dequantized.
+Each forward pass takes the norm of a layer of i inputs and o outputs from whole matrices, through which nothing is
+trained. At the height, where the weight and the scaled update are added, there are: what `B(A(I))` has saved for a
+backward that never comes (the identity, i x i, and i x rank); the update, its scaled copy and the sum, i x o each; and
+a copy of the weight, where it has to be cast or dequantized. They are in the dtype of x, and with peft's `Linear` that
+is fp32; what `B(A(I))` has saved is 16-bit under autocast. (On CUDA, autocast takes norms in fp32, which is left out:
+of 16-bit x, a vector is wider for a moment.)
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +16,12 @@ from .matmul import linear
 from .operators import FLOAT, add, alias, divide, graph_of, mul, scale, shift, subtract, to
 from .sizes import RANK, TOKENS
 
+Sides = tuple[Size, Size]
+"""Inputs and outputs of a layer."""
+
 
 def with_dora(
-    x: Tensor, result: Tensor, name: str, weights: Mapping[str, Parameter], read: Callable[[], Tensor], sides: "Sides"
+    x: Tensor, result: Tensor, name: str, weights: Mapping[str, Parameter], read: Callable[[], Tensor], sides: Sides
 ) -> Tensor:
     """`DoraLinearVariant.forward`: x (T, i) and the base layer's `result` (T, o) give `result` and DoRA's part of it.
 
@@ -25,14 +30,10 @@ def with_dora(
     return add(result, _magnified(x, result, name, weights, read, sides))
 
 
-Sides = tuple[Size, Size]
-"""Inputs and outputs of a layer."""
-
-
 def _magnified(
     x: Tensor, result: Tensor, name: str, weights: Mapping[str, Parameter], read: Callable[[], Tensor], sides: Sides
 ) -> Tensor:
-    """`(m - 1) * result + m * B(A(x)) * scaling`, with m the magnitude over the norm, and a bias taken from `result`."""
+    """`(m - 1) * result + m * B(A(x)) * scaling`, m the magnitude over the norm, `result` without the bias."""
     first, second, width = weights[f"{name}.A"], weights[f"{name}.B"], sides[1]
     update = _lora_weight(first, second, sides)
     update = to(update, x.itemsize)
