@@ -8,12 +8,14 @@ from efficient_training.models import FAMILIES, ModelShape
 from efficient_training.recipe import (
     FSDP,
     PRECISIONS,
+    Adapter,
     Algorithm,
     Attention,
     Checkpointing,
     Fp8,
     Packing,
     Precision,
+    Quantization,
     Recipe,
     Sharding,
 )
@@ -127,15 +129,20 @@ def draw_sharded(seed: int, deepest: int = 7, small: bool = False, ranks: int | 
 
 
 def draw_adapted(seed: int, deepest: int = 7, small: bool = False) -> tuple[Workload, Recipe]:
-    """As `draw`, of two tokens or more, with LoRA on a frozen model, which is in NF4 or not (GPT-2: never)."""
+    """As `draw`, of two tokens or more, with an adapter on a frozen model, which is in NF4 or not (GPT-2: never)."""
     workload, recipe = draw(seed, deepest, small)
     rng = random.Random(13 * seed + 5)
     sequence = max(workload.sequence_length, 2)
     tokens = workload.tokens_per_step // workload.sequence_length * sequence
     gpt2 = workload.model.family == "gpt2"
+    adapter: Adapter = rng.choice(["lora", "dora"] if gpt2 else ["lora", "dora", "ia3"])
+    if adapter == "ia3":
+        bits: list[Quantization] = ["none"] if recipe.precision == "bf16" else ["none", "nf4", "nf4-double"]
+        adapted = replace(recipe, adapter="ia3", quantization=rng.choice(bits))
+        return replace(workload, sequence_length=sequence, tokens_per_step=tokens), adapted
     adapted = replace(
         recipe,
-        adapter="lora",
+        adapter=adapter,
         adapter_rank=rng.choice([1, 4, 16, 64]),
         adapter_targets="all-linear" if gpt2 else rng.choice(["q-v", "all-linear"]),
         quantization="none" if gpt2 else rng.choice(["none", "nf4", "nf4-double"]),

@@ -133,7 +133,17 @@ def test_a_workload_travels_through_yaml_with_its_model() -> None:
             {"micro_batch": 1, "adapter": "lora", "adapter_rank": 0},
             "adapter_rank must be at least 1, got 0; rank 0 would",
         ),
-        ({"micro_batch": 1, "adapter": "ia3"}, "adapter must be one of none, lora, got 'ia3'"),
+        ({"micro_batch": 1, "adapter": "prefix"}, "adapter must be one of none, lora, dora, ia3, got 'prefix'"),
+        ({"micro_batch": 1, "adapter": "ia3", "adapter_rank": 8}, "adapter ia3 has no rank, .*leave out adapter_rank"),
+        (
+            {"micro_batch": 1, "adapter": "ia3", "adapter_targets": "all-linear"},
+            "adapter ia3 has no rank, and three layers of its own; leave out",
+        ),
+        (
+            {"micro_batch": 1, "adapter": "ia3", "precision": "bf16", "quantization": "nf4"},
+            "adapter ia3 with quantization nf4 needs another precision than bf16.*choose bf16-autocast",
+        ),
+        ({"micro_batch": 1, "adapter": "dora", "compile": True}, "adapter dora trains on one rank, without compile"),
         ({"micro_batch": 1, "adapter_rank": 8}, "adapter_rank and adapter_targets need an adapter"),
         ({"micro_batch": 1, "quantization": "nf4"}, "quantization nf4 needs an adapter.*; set adapter: lora"),
         ({"micro_batch": 1, "adapter": "lora", "compile": True}, "adapter lora trains on one rank, without compile"),

@@ -1,12 +1,14 @@
 """The model that a recipe with an adapter trains: frozen, quantized where it says so, with peft's layers in it."""
 
-from typing import Any
+import warnings
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .adapters import LINEARS, Adapter, build
+from .adapters import LINEARS, Adapter, Kind, build
 from .demands import check_shape
 from .models import ModelShape
 from .quantization import is_quantized, put_layers, quantized_weight
@@ -22,8 +24,10 @@ LOADED = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16, "bf16
 def adapter_of(shape: ModelShape, recipe: Recipe) -> Adapter:
     """The adapter of a recipe on a model of `shape`; raises `UserError` where the model has no such layers."""
     check_shape(shape, recipe)
+    if recipe.adapter == "ia3":
+        return Adapter("ia3")
     targets = GPT2_LINEARS if shape.family == "gpt2" else TARGETS[recipe.adapter_targets]
-    return Adapter("lora", rank=recipe.adapter_rank, targets=targets)
+    return Adapter(cast(Kind, recipe.adapter), rank=recipe.adapter_rank, targets=targets)
 
 
 def build_adapted(shape: ModelShape, config: Any, recipe: Recipe, device: str | torch.device) -> nn.Module:
@@ -33,11 +37,13 @@ def build_adapted(shape: ModelShape, config: Any, recipe: Recipe, device: str | 
     `device`. peft's layers stand in the model itself, so that the loop needs no wrapper. Raises `UserError` as
     `adapter_of`, and where peft or bitsandbytes is not installed.
     """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     adapter = adapter_of(shape, recipe)
     with unset_fake_temporarily():  # fake tensors cannot be moved and cast as these libraries do
         model = _without_weights(config, recipe, adapter)
     made: dict[nn.Parameter, nn.Parameter] = {}
-    adapters: list[Any] = []
+    layers: list[Any] = []
     loaded = LOADED.get(recipe.precision, torch.float32)
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -48,10 +54,10 @@ def build_adapted(shape: ModelShape, config: Any, recipe: Recipe, device: str | 
                 if parameter not in made:
                     made[parameter] = _with_values(parameter, name, config.initializer_range, device)
                 setattr(module, name, made[parameter])
-        if hasattr(module, "reset_lora_parameters"):
-            adapters.append(module)
-    for layer in adapters:
-        layer.reset_lora_parameters("default", True)
+        if isinstance(module, BaseTunerLayer):
+            layers.append(module)
+    for layer in layers:
+        _begin(layer, adapter)
     base: Any = model.base_model
     rotary = getattr(base, "rotary_emb", None)
     if rotary is not None:
@@ -75,7 +81,26 @@ def _without_weights(config: Any, recipe: Recipe, adapter: Adapter) -> nn.Module
             for layer in model.modules():
                 if is_quantized(layer) and layer.bias is not None:
                     layer.bias.data = layer.bias.data.to(loaded)  # as the layer does when it first runs
-        return build(model, adapter).get_base_model()  # type: ignore[no-any-return]
+        # DoRA's magnitude is that of weights, so it is LoRA as long as there are none.
+        without = replace(adapter, kind="lora") if adapter.kind == "dora" else adapter
+        return build(model, without).get_base_model()  # type: ignore[no-any-return]
+
+
+def _begin(layer: Any, adapter: Adapter) -> None:
+    """The values with which peft begins, of a layer whose weights are there; DoRA has its magnitude from these."""
+    if adapter.kind == "ia3":
+        layer.reset_ia3_parameters("default")
+        return
+    layer.reset_lora_parameters("default", True)
+    if adapter.kind == "dora":
+        from peft.tuners.lora.variants import DoraLinearVariant
+
+        layer.lora_variant["default"] = DoraLinearVariant()
+        layer.use_dora["default"] = True
+        with warnings.catch_warnings():
+            # An NF4 layer is copied for it; of a fake one, torch asks where the values would be.
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            layer.lora_variant["default"].init(layer, "default")
 
 
 def _with_values(parameter: nn.Parameter, name: str, std: float, device: str | torch.device) -> nn.Parameter:

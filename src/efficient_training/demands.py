@@ -55,6 +55,11 @@ def _check_adapter(shape: ModelShape, recipe: "Recipe") -> None:
             f"recipe: quantization {recipe.quantization} takes linear layers, which {shape.name} (GPT-2) has none of; "
             "set quantization: none"
         )
+    if recipe.adapter == "ia3" and shape.family == "gpt2":
+        raise UserError(
+            f"recipe: adapter ia3 scales keys and values, for which {shape.name} (GPT-2) has no layers of their own; "
+            "choose lora or dora"
+        )
     if recipe.adapter != "none" and recipe.adapter_targets == "q-v" and shape.family == "gpt2":
         raise UserError(
             f"recipe: adapter_targets q-v finds no layers in {shape.name}, as GPT-2 has one layer for queries, keys "

@@ -14,6 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from .errors import UserError
 
 
+class Params4bit(FakeTensor):
+    """A fake weight in NF4, by the name of bitsandbytes' own, by which peft knows what it has to dequantize."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Params4bit":
+        """Itself, as it has no values: DoRA copies a layer to read its weight."""
+        return self
+
+
 def put_layers(model: nn.Module, compute: torch.dtype, double: bool) -> None:
     """Replace the linear layers, but for the head, of a causal language model on the device `meta`, in place.
 
@@ -43,6 +51,7 @@ def quantized_weight(layer: Any, values: torch.Tensor) -> nn.Parameter:
         known = {"quant_state": layer.quant_state, "bnb_quantized": True, "module": layer}
         return type(layer.weight)(codes, requires_grad=False, **known, **words)  # type: ignore[no-any-return]
     made = nn.Parameter(codes, requires_grad=False)  # a fake tensor has its class already
+    made.__class__ = Params4bit  # type: ignore[assignment]
     made.quant_state = layer.quant_state  # type: ignore[attr-defined]
     return made
 

@@ -30,7 +30,7 @@ Sharding = Literal[
 ]
 Packing = Literal["none", "mask", "varlen"]
 Fp8 = Literal["none", "tensorwise", "rowwise", "rowwise-gw-hp"]
-Adapter = Literal["none", "lora"]
+Adapter = Literal["none", "lora", "dora", "ia3"]
 AdapterTargets = Literal["q-v", "all-linear"]
 Quantization = Literal["none", "nf4", "nf4-double"]
 Offload = Literal["none", "optimizer", "parameters", "optimizer-nvme", "parameters-nvme"]
@@ -79,8 +79,9 @@ class Recipe:
       optimizer state are fp32 (FSDP2's `MixedPrecisionPolicy`, DeepSpeed's `bf16`).
     - `offload`: what is kept in host memory, or (`-nvme`) on disk: optimizer state, or parameters with it.
     - `adapter`: `lora` freezes the model and trains a product of two matrices of rank `adapter_rank` beside each of
-      `adapter_targets`: queries and values, or all linear layers of the blocks (embedding and head stay as they are).
-      They are fp32 in every precision, as peft has them.
+      `adapter_targets`: queries and values, or all linear layers of the blocks (embedding and head stay as they are);
+      `dora` besides a magnitude for each output of these layers; `ia3` a factor for each key, value and input of the
+      MLP's last layer. They are fp32 in every precision, as peft has them.
     - `quantization`: frozen linear layers in NF4, their scales in fp32, or with `nf4-double` quantized in turn. What is
       not quantized is fp32, as `prepare_model_for_kbit_training` leaves it, but in precision bf16 as it was loaded.
     - `offload_activations`: tensors saved for backward wait in host memory, but for weights.
@@ -179,9 +180,24 @@ class Recipe:
                     f"recipe: quantization {self.quantization} needs an adapter, as quantized weights cannot be "
                     "trained; set adapter: lora"
                 )
-        elif self.ranks > 1 or self.compile or self.offload_activations or self.fp8 != "none":
+            return
+        if self.adapter == "ia3":
+            self._check_ia3()
+        if self.ranks > 1 or self.compile or self.offload_activations or self.fp8 != "none":
             raise UserError(
                 f"recipe: adapter {self.adapter} trains on one rank, without compile, offload_activations and fp8"
+            )
+
+    def _check_ia3(self) -> None:
+        if self.adapter_rank != 16 or self.adapter_targets != "q-v":
+            raise UserError(
+                "recipe: adapter ia3 has no rank, and three layers of its own; leave out adapter_rank and "
+                "adapter_targets"
+            )
+        if self.quantization != "none" and self.precision == "bf16":
+            raise UserError(
+                f"recipe: adapter ia3 with quantization {self.quantization} needs another precision than bf16, in "
+                "which peft makes keys and values fp32 beside bf16 queries; choose bf16-autocast"
             )
 
     def _check_ranks(self) -> None:

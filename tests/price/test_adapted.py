@@ -30,6 +30,8 @@ def test_the_price_is_the_trace_to_the_byte(group: int) -> None:
 
 TRUE = [
     ("qwen2.5-0.5b", Recipe(4, "bf16-autocast", adapter="lora")),
+    ("qwen2.5-0.5b", Recipe(4, "bf16-autocast", adapter="ia3")),
+    ("llama-3.1-8b", Recipe(1, "bf16", adapter="dora", adapter_targets="all-linear")),
     (
         "llama-3.1-8b",
         Recipe(1, "bf16-autocast", "full", adapter="lora", adapter_targets="all-linear", quantization="nf4-double"),
@@ -37,7 +39,7 @@ TRUE = [
 ]
 
 
-@pytest.mark.parametrize(("model", "recipe"), TRUE, ids=[model for model, _ in TRUE])
+@pytest.mark.parametrize(("model", "recipe"), TRUE, ids=[f"{model}-{recipe.adapter}" for model, recipe in TRUE])
 def test_the_price_is_the_trace_at_true_sizes(model: str, recipe: Recipe) -> None:
     workload = Workload(load_shape(model), 2048, 2048 * recipe.micro_batch)
     assert price(workload, recipe).entries == trace(workload, recipe).entries
@@ -46,14 +48,26 @@ def test_the_price_is_the_trace_at_true_sizes(model: str, recipe: Recipe) -> Non
 def test_static_bytes_are_those_that_chapter_10_derives() -> None:
     shape, adapter = load_shape("llama-3.1-8b"), Adapter(rank=16, targets=LINEARS)
     added = adapter_bytes(adapter, shape)
-    ledger = price(Workload(shape, 2048, 2048), TRUE[1][1]).entries["device"]["backward"]
+    ledger = price(Workload(shape, 2048, 2048), TRUE[-1][1]).entries["device"]["backward"]
     frequencies = 2 * 4 * shape.head_dim // 2
     assert ledger["weights"] == quantized_bytes(shape).total + added.weights + frequencies
     assert ledger["optimizer state"] == added.state
 
 
+def test_doras_forward_costs_the_matrices_that_chapter_10_derives() -> None:
+    """At its height in the MLP's last layer of i inputs and o outputs: the identity, i x rank, and four or, without a
+    cast of the weight, three matrices i x o, all fp32."""
+    shape = load_shape("llama-3.1-8b")
+    i, o = shape.ffn, shape.hidden
+    for precision, matrices in (("bf16", 4), ("fp32", 3)):
+        recipe = Recipe(1, precision, loss="chunked", adapter="dora", adapter_targets="all-linear")  # type: ignore[arg-type]
+        one, two = (price(Workload(shape, n, n), recipe).entries["device"]["forward"] for n in (32, 64))
+        without_tokens = 2 * one["temporaries"] - two["temporaries"]
+        assert without_tokens == 4 * (i * i + 16 * i + matrices * i * o)
+
+
 def test_one_definition_serves_ints_arrays_and_expressions() -> None:
-    recipe = TRUE[1][1]
+    recipe = TRUE[-1][1]
     words = words_of(load_shape("llama-3.1-8b"), recipe, accumulating=True)
 
     def row(seed: int) -> dict[str, int]:
@@ -77,6 +91,7 @@ def test_one_definition_serves_ints_arrays_and_expressions() -> None:
     ("recipe", "message"),
     [
         (Recipe(1, adapter="lora"), "adapter_targets q-v finds no layers in gpt2.*all-linear"),
+        (Recipe(1, adapter="ia3"), "adapter ia3 scales keys and values, for which gpt2 .* no layers .*lora or dora"),
         (
             Recipe(1, adapter="lora", adapter_targets="all-linear", quantization="nf4"),
             "quantization nf4 takes linear layers, which gpt2 .* none of",

@@ -5,8 +5,9 @@ from typing import Any
 
 from .algebra import Size
 from .autograd import Gradients, Graph, Parameter, Tensor
+from .dora import Sides, with_dora
 from .matmul import linear
-from .operators import FLOAT, HALF, add, clone, graph_of, made_by, record, scale, to
+from .operators import FLOAT, HALF, add, alias, clone, graph_of, made_by, mul, record, scale, to
 from .sizes import FFN, HIDDEN, KV, RANK, TOKENS, Q, several
 from .words import Words
 
@@ -20,6 +21,8 @@ LAYERS = {
     "gate": (HIDDEN, FFN), "up": (HIDDEN, FFN), "down": (FFN, HIDDEN),
 }  # fmt: skip
 """Inputs and outputs of a block's linear layers, in the order of the model."""
+IA3_LAYERS = ["k", "v", "down"]
+"""Those that IA3 scales: the last one's inputs, the others' outputs."""
 
 
 class Quantized(Parameter):
@@ -36,14 +39,29 @@ def layers(words: Words) -> list[str]:
     """The layers of a block that an adapter is on."""
     if words.adapter == "none":
         return []
+    if words.adapter == "ia3":
+        return IA3_LAYERS
     return ["q", "v"] if words.adapter_targets == "q-v" else list(GPT2_LAYERS if words.family == "gpt2" else LAYERS)
 
 
 def adapter_table(words: Words) -> list[tuple[str, Size]]:
-    """The trained parameters of a block: of a layer with i inputs and o outputs, A (rank, i) and B (o, rank)."""
-    sizes = GPT2_LAYERS if words.family == "gpt2" else LAYERS
-    both = [(name, zip("AB", sizes[name], strict=True)) for name in layers(words)]
-    return [(f"{name}.{part}", RANK * width) for name, parts in both for part, width in parts]
+    """The trained parameters of a block: of a layer with i inputs and o outputs, A (rank, i) and B (o, rank); with DoRA
+    also a magnitude (o); with IA3 a vector (1, i) or (o, 1)."""
+    table: list[tuple[str, Size]] = []
+    for name in layers(words):
+        inputs, outputs = sides_of(name, words.family)
+        if words.adapter == "ia3":
+            table.append((f"{name}.ia3", inputs if name == "down" else outputs))
+            continue
+        table += [(f"{name}.A", RANK * inputs), (f"{name}.B", RANK * outputs)]
+        if words.adapter == "dora":
+            table.append((f"{name}.magnitude", outputs))
+    return table
+
+
+def sides_of(name: str, family: str) -> Sides:
+    """Inputs and outputs of a layer."""
+    return (GPT2_LAYERS if family == "gpt2" else LAYERS)[name]
 
 
 def adapted(x: Tensor, name: str, weights: Mapping[str, Parameter], width: Size, base: Base, words: Words) -> Tensor:
@@ -51,43 +69,85 @@ def adapted(x: Tensor, name: str, weights: Mapping[str, Parameter], width: Size,
 
     x (T, n) gives (T, `width`).
     """
-    weight, first = weights[f"{name}.weight"], weights.get(f"{name}.A")
-    if not isinstance(weight, Quantized):
-        return base(x) if first is None else _beside(x, base, first, weights[f"{name}.B"], width)
-    if first is None:
-        return _quantized_linear(x, weight, width)
-    return _beside_quantized(x, weight, first, weights[f"{name}.B"], width, words.autocast)
+    weight = weights[f"{name}.weight"]
+    run = _in_nf4(weight, width) if isinstance(weight, Quantized) else base
+    if name not in layers(words):
+        return run(x)
+    if words.adapter == "ia3":
+        return _scaled(x, name, weights, run)
+    if isinstance(weight, Quantized):
+        return _beside_quantized(x, name, weights, run, words)
+    return _beside(x, name, weights, run, words)
 
 
-def _beside(x: Tensor, base: Base, first: Parameter, second: Parameter, width: Size) -> Tensor:
-    """`lora.layer.Linear.forward`: x in the adapter's dtype, `out + B(A(x)) * scaling`, back in the dtype of `out`."""
+def _beside(x: Tensor, name: str, weights: Mapping[str, Parameter], base: Base, words: Words) -> Tensor:
+    """`lora.layer.Linear.forward`: x in the adapter's dtype, what is added, and the sum in the dtype of the base's."""
     out = base(x)
     before = out.itemsize
     x = to(x, FLOAT)
-    out = add(out, _product(x, first, second, width))
+    sides = sides_of(name, words.family)
+    if words.adapter == "dora":
+        out = with_dora(x, out, name, weights, lambda: weights[f"{name}.weight"], sides)
+    else:
+        out = add(out, _product(x, name, weights, sides[1]))
     return to(out, before)
 
 
-def _beside_quantized(
-    x: Tensor, weight: Quantized, first: Parameter, second: Parameter, width: Size, autocast: bool
-) -> Tensor:
+def _beside_quantized(x: Tensor, name: str, weights: Mapping[str, Parameter], base: Base, words: Words) -> Tensor:
     """`lora.bnb.Linear4bit.forward`: the base's result is cloned; casts only without autocast."""
-    out = _quantized_linear(x, weight, width)
+    out = base(x)
     out = clone(out)
-    if not autocast:
+    before, sides = out.itemsize, sides_of(name, words.family)
+    if not words.autocast:
         x = to(x, FLOAT)
-    added = _product(x, first, second, width)
-    if not autocast:
-        added = to(added, out.itemsize)
+    if words.adapter == "dora":
+        out = with_dora(x, out, name, weights, lambda: _dequantized(weights[f"{name}.weight"]), sides)
+        return out if words.autocast else to(out, before)
+    added = _product(x, name, weights, sides[1])
+    if not words.autocast:
+        added = to(added, before)
     out = add(out, added)
     return out
 
 
-def _product(x: Tensor, first: Parameter, second: Parameter, width: Size) -> Tensor:
-    inner = linear(x, first, None, TOKENS, RANK)
-    wide = linear(inner, second, None, TOKENS, width)
+def _product(x: Tensor, name: str, weights: Mapping[str, Parameter], width: Size) -> Tensor:
+    """`B(A(x)) * scaling`."""
+    inner = linear(x, weights[f"{name}.A"], None, TOKENS, RANK)
+    wide = linear(inner, weights[f"{name}.B"], None, TOKENS, width)
     del inner
     return scale(wide)
+
+
+def _scaled(x: Tensor, name: str, weights: Mapping[str, Parameter], base: Base) -> Tensor:
+    """`ia3.layer.Linear.forward`: inputs or outputs times the vector, in fp32, and back. `ia3.bnb.Linear4bit.forward`:
+    without casts, in the precisions that there are, and the result is cloned."""
+    quantized = isinstance(weights[f"{name}.weight"], Quantized)
+    factor = scale(alias(weights[f"{name}.ia3"]))
+    if name == "down" and quantized:
+        return clone(base(mul(x, factor)))
+    if name == "down":
+        before = x.itemsize
+        x = to(x, FLOAT)
+        scaled = to(mul(x, factor), before)
+        return base(scaled)
+    out = base(x)
+    before = out.itemsize
+    out = mul(out, factor)
+    return clone(out) if quantized else to(out, before)
+
+
+def _in_nf4(weight: Quantized, width: Size) -> Base:
+    return lambda x: _quantized_linear(x, weight, width)
+
+
+def _dequantized(weight: Parameter) -> Tensor:
+    """`bnb.functional.dequantize_4bit`: the weight in the dtype from which it was quantized, by its fp32 scales."""
+    assert isinstance(weight, Quantized)
+    graph = graph_of(weight)
+    scales = graph.new(Size.named(f"scales_{weight.kind}"), FLOAT) if weight.double else None
+    copy = graph.new(weight.numel, weight.itemsize)
+    del scales
+    return copy
 
 
 def _quantized_linear(x: Tensor, weight: Quantized, width: Size) -> Tensor:

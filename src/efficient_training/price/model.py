@@ -46,6 +46,8 @@ class Model:
         words, (layer, _, part) = self.words, name.partition(".")
         if words.quantization != "none" and layer in KINDS and part == "weight":
             return Quantized(self.graph, KINDS[layer], compute_itemsize(words), words.quantization == "nf4-double")
+        if words.quantization != "none" and layer in KINDS:
+            return Parameter(self.graph, numel, compute_itemsize(words), frozen=True)
         return Parameter(self.graph, numel, words.itemsize, frozen=True)
 
     def _parameter(self, name: str, numel: Size) -> Parameter:

@@ -94,11 +94,24 @@ def _like_gradient(saved: list[Tensor], gradients: Gradients) -> Gradients:
     return [like(g)]
 
 
-def mul(left: Tensor, right: Tensor) -> Tensor:
-    """`left * right`, the smaller broadcast; saves each side that the other's gradient, `g * side`, needs."""
+def subtract(left: Tensor, constant: Tensor) -> Tensor:
+    """`left - constant`, which is broadcast and needs no gradient; the gradient passes."""
+    return made_by(record([left], _pass), like(left, itemsize=max(left.itemsize, constant.itemsize)))
+
+
+def divide(tensor: Tensor, constant: Tensor) -> Tensor:
+    """`tensor / constant`, which is saved, and needs no gradient; backward divides the gradient by it."""
+    return made_by(record([tensor], _like_gradient, [constant]), like(tensor))
+
+
+def mul(left: Tensor, right: Tensor, spread: bool = False) -> Tensor:
+    """`left * right`, the smaller broadcast; saves each side that the other's gradient, `g * side`, needs.
+
+    `spread`: the left one is the smaller, as it is where it is a parameter.
+    """
     needs = [left.node is not None, right.node is not None]
     saved = ([right] if needs[0] else []) + ([left] if needs[1] else [])
-    whole = right if isinstance(left, Parameter) else left
+    whole = right if spread or isinstance(left, Parameter) else left
     itemsize = max(left.itemsize, right.itemsize)
 
     def run(saved: list[Tensor], gradients: Gradients) -> Gradients:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..optimizer_state import MIN_QUANTIZED, STEP
-from .adapters import GPT2_LAYERS, LAYERS
+from .adapters import sides_of
 from .algebra import ONE, Evaluator, Size
 from .ops import minimum, where
 from .parameters import dimensions, trained
@@ -52,8 +52,11 @@ def sides(name: str, family: str) -> tuple[Size, Size] | None:
     """Rows and columns of a parameter that is a matrix."""
     layer, _, part = name.partition(".")
     if part in ("A", "B"):
-        inputs, outputs = (GPT2_LAYERS if family == "gpt2" else LAYERS)[layer]
+        inputs, outputs = sides_of(layer, family)
         return (RANK, inputs) if part == "A" else (outputs, RANK)
+    if part == "ia3":
+        inputs, outputs = sides_of(layer, family)
+        return (ONE, inputs) if layer == "down" else (outputs, ONE)
     dimension, rest = dimensions(name, family == "gpt2")
     return None if rest == ONE else (ROWS[dimension], rest)
 
