@@ -31,7 +31,7 @@ def implementation(attention: Attention) -> str:
 def kernel_for(attention: Attention, dtype: torch.dtype, *, cuda: bool, masked: bool = False) -> Kernel:
     """The kernel that `attention` means, with a mask or without; the CPU has flash alone, which takes a mask there.
 
-    `sdpa` is what CUDA picks: flash needs 16 bits and takes no mask.
+    `sdpa` is flash, or efficient where flash cannot be: it needs 16 bits and takes no mask.
     """
     if attention == "math":
         return "math"

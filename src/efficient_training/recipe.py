@@ -68,7 +68,7 @@ class Recipe:
     - `step_in_backward`: each parameter steps as soon as its gradient is whole, and the gradient is freed.
     - `loss`: `upcast` computes cross-entropy on fp32 logits, as transformers does; `native` on logits as they are;
       `chunked` never holds the logits of all tokens.
-    - `attention`: a kernel of scaled-dot-product attention; `sdpa` is whichever CUDA picks.
+    - `attention`: a kernel of scaled-dot-product attention; `sdpa` is flash, or efficient in fp32.
     - `compile`: `torch.compile` of all but head and loss; it can be run, and is neither traced nor priced.
     - `ranks`: processes that train together, one device each; `micro_batch` is that of each of them.
     - `sharding`: what ranks divide among them. `ddp` nothing (gradients are views of DDP's buckets); `zero1` the
