@@ -1,6 +1,8 @@
 """A recipe's adapter and quantized weights in the training loop: what is built, trains, and is traced."""
 
+import copy
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -8,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from draws import draw_adapted
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from efficient_training.adapted import adapter_of
 from efficient_training.adapters import build
 from efficient_training.errors import UserError
 from efficient_training.measured import run_timeline
 from efficient_training.models import ModelShape
-from efficient_training.quantization import quantized_state
+from efficient_training.quantization import is_quantized, quantized_state
 from efficient_training.recipe import Recipe
 from efficient_training.run import Trainer, build_model, build_trainer
 from efficient_training.trace import ledger_of, trace, trace_timeline, track_step
@@ -165,3 +168,14 @@ def test_a_trace_leaves_no_fake_tensor_behind() -> None:
     trace(Workload(LLAMA, 24, 48), replace(LORA, quantization="nf4-double"))
     assert type(bnb.name2qmap["dynamic"]) is torch.Tensor
     assert float(trainer(LLAMA, replace(LORA, quantization="nf4-double")).step([ids(LLAMA)])) > 0
+
+
+def test_copying_a_fake_quantized_layer_reads_no_storage() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = build_model(LLAMA, replace(LORA, adapter="dora", quantization="nf4-double"))
+        layer = next(module for module in model.modules() if is_quantized(module))
+        copied = copy.deepcopy(layer)
+    assert copied is not layer
+    assert copied.weight is layer.weight
+    assert copied.quant_state is layer.quant_state

@@ -53,6 +53,15 @@ def test_a_priced_ledger_is_the_traced_one(tmp_path: Path) -> None:
     assert made["priced"].peak() == pytest.approx(made["traced"].peak(), rel=0.005)
 
 
+@pytest.mark.parametrize("view", ["priced", "traced", "run"])
+def test_what_is_to_be_said_of_an_optimizer_is_said_in_each_view(
+    tiny: str, capsys: pytest.CaptureFixture[str], view: str
+) -> None:
+    common = ["profile", "--model", tiny, "--seq", "8", "--set", "algorithm=bnb-paged-adamw8bit"]
+    assert run([*common, "--view", view]) == 0
+    assert "note: paged state counts as the device's" in capsys.readouterr().out
+
+
 def test_a_large_model_is_traced_without_its_memory(tmp_path: Path) -> None:
     out = tmp_path / "l.json"
     arguments = ["--model", "llama-3.1-8b", "--seq", "512", "--set", "precision=bf16", "--set", "checkpointing=full"]

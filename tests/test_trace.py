@@ -7,6 +7,7 @@ import torch
 from draws import draw
 
 from efficient_training.ledger import Ledger
+from efficient_training.models import ModelShape
 from efficient_training.recipe import Recipe
 from efficient_training.run import build_trainer
 from efficient_training.trace import ledger_of, trace, trace_timeline, track_step
@@ -38,3 +39,11 @@ def test_a_deep_model_follows_from_two_shallow_ones(seed: int) -> None:
     workload, recipe = draw(seed, deepest=12)
     full = ledger_of(trace_timeline(workload.model, workload, recipe, "cuda"), "traced")
     assert trace(workload, recipe).entries == full.entries, (workload, recipe)
+
+
+def test_a_scale_that_overflows_is_lowered_before_a_step_is_measured() -> None:
+    shape = ModelShape("l", "llama", 64, 2, 4, 2, 16, 128, 320, 512, True)
+    recipe = Recipe(1, "fp16-autocast")
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert _run(Workload(shape, 2, 2), recipe).entries == trace(Workload(shape, 2, 2), recipe, "cpu").entries

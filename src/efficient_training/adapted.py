@@ -71,7 +71,9 @@ def _without_weights(config: Any, recipe: Recipe, adapter: Adapter) -> nn.Module
     from transformers import AutoModelForCausalLM
 
     quantized, loaded = recipe.quantization != "none", LOADED.get(recipe.precision, torch.float32)
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        # peft asks by an old name whether transformers checkpoints; the recipe's own checkpointing comes later.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         dtype = loaded if quantized or recipe.precision == "bf16" else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         if quantized:
@@ -97,10 +99,7 @@ def _begin(layer: Any, adapter: Adapter) -> None:
 
         layer.lora_variant["default"] = DoraLinearVariant()
         layer.use_dora["default"] = True
-        with warnings.catch_warnings():
-            # An NF4 layer is copied for it; of a fake one, torch asks where the values would be.
-            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            layer.lora_variant["default"].init(layer, "default")
+        layer.lora_variant["default"].init(layer, "default")
 
 
 def _with_values(parameter: nn.Parameter, name: str, std: float, device: str | torch.device) -> nn.Parameter:

@@ -28,6 +28,11 @@ def check_workload(workload: Workload, recipe: "Recipe") -> None:
 def _check_countable(workload: Workload, recipe: "Recipe") -> None:
     shape, length = workload.model, workload.sequence_length
     widest = max(shape.vocab, shape.ffn, shape.hidden, shape.heads * max(length, shape.head_dim))
+    if recipe.adapter_rank * 4 * max(shape.ffn, shape.hidden, shape.q) > LARGEST:
+        raise UserError(
+            f"recipe: an adapter_rank of {recipe.adapter_rank} makes tensors of more than 2^63 bytes; take a smaller "
+            "one"
+        )
     # A score, a logit or a frequency takes 4 bytes, and a few of them are held side by side.
     if 16 * recipe.micro_batch * length * widest > LARGEST:
         raise UserError(

@@ -1,6 +1,7 @@
 """The commands `profile`, the ledger of a user's own model and recipe in one of three views, and `presets`."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,7 +132,7 @@ def profile(workload: Workload, recipe: Recipe, view: View, whole: bool = True) 
         timeline = (
             trace_timeline(workload.model, workload, recipe, "cuda") if whole else deep_timeline(workload, recipe)
         )
-        return ledger_of(timeline, "traced"), timeline
+        return _noted(ledger_of(timeline, "traced"), workload, recipe), timeline
     expected = trace(workload, recipe, "cpu")
     _check_fits((expected.peak() + expected.peak("host")) * recipe.ranks + TOKEN_BYTES * workload.tokens_per_step)
     if recipe.ranks > 1:
@@ -139,7 +140,14 @@ def profile(workload: Workload, recipe: Recipe, view: View, whole: bool = True) 
 
         return ledgers_on_ranks([(workload, recipe)], timeout_s=None, progress=True)[0][0], None
     timeline = run_timeline(workload, recipe)
-    return ledger_of(timeline, "run"), timeline
+    return _noted(ledger_of(timeline, "run"), workload, recipe), timeline
+
+
+def _noted(ledger: Ledger, workload: Workload, recipe: Recipe) -> Ledger:
+    """With what the price of the recipe says of it, which holds in each view."""
+    from .price import notes, words_of
+
+    return replace(ledger, notes=tuple(notes(words_of(workload.model, recipe, False))))
 
 
 def _check_fits(needed: int) -> None:

@@ -50,6 +50,8 @@ def quantized_weight(layer: Any, values: torch.Tensor) -> nn.Parameter:
     if not isinstance(codes, FakeTensor):
         known = {"quant_state": layer.quant_state, "bnb_quantized": True, "module": layer}
         return type(layer.weight)(codes, requires_grad=False, **known, **words)  # type: ignore[no-any-return]
+    state = layer.quant_state
+    state.__deepcopy__ = lambda memo: state  # as of the weight; a copy would read storages that are not there
     made = nn.Parameter(codes, requires_grad=False)  # a fake tensor has its class already
     made.__class__ = Params4bit  # type: ignore[assignment]
     made.quant_state = layer.quant_state  # type: ignore[attr-defined]

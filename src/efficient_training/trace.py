@@ -36,6 +36,10 @@ differ from both ends: they find one unit being reduced, and have another gather
 first block's input needs no gradient."""
 
 
+HALVINGS = 17
+"""Steps after which a gradient scaler that begins at 2^16 scales by 1/2."""
+
+
 class _FakeScaler(torch.amp.GradScaler):
     """A gradient scaler that always steps: fake tensors have no values in which an overflow could be found."""
 
@@ -60,6 +64,7 @@ def track_step(trainer: Trainer, window: Sequence[Batch], vocabulary: int, *, wa
 
     for _ in range(_warmup(trainer.recipe, warmed)):
         trainer.step(window, before)
+    _settle_scale(trainer, window)
     tracker = MemoryTracker(
         trainer.model,
         trainer.states,
@@ -87,6 +92,15 @@ def track_step(trainer: Trainer, window: Sequence[Batch], vocabulary: int, *, wa
         if sample.phase in timeline:
             timeline[sample.phase].append(sample)
     return timeline
+
+
+def _settle_scale(trainer: Trainer, window: Sequence[Batch]) -> None:
+    """Steps until one is taken: a gradient scaler passes over those that overflow, and halves the scale each time."""
+    if trainer.scaler is not None:
+        for _ in range(HALVINGS):
+            if trainer.states.state:
+                break
+            trainer.step(window)
 
 
 def _warmup(recipe: Recipe, warmed: bool) -> int:

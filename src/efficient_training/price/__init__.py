@@ -88,4 +88,4 @@ def price_sizes(words: Words, sizes: Mapping[str, Any], place: Place = "device")
     return {phase: peaks(found, sizes) for phase, found in candidates(words)[place].items()}
 
 
-__all__ = ["Words", "named_sizes", "price", "price_sizes", "reserved_at_least", "words_of"]
+__all__ = ["Words", "named_sizes", "notes", "price", "price_sizes", "reserved_at_least", "words_of"]
