@@ -52,9 +52,10 @@ def use() -> None:
     import torch
 
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(folder()))
-    scripts = str(Path(sys.executable).parent)  # ninja's place, where the environment has not been activated
-    if scripts not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    # This environment's ninja before any other: one of another version takes what is built for stale.
+    scripts, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    if path.split(os.pathsep)[0] != scripts:
+        os.environ["PATH"] = os.pathsep.join([scripts, path])
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
