@@ -51,7 +51,8 @@ def peak(model, optimizer, tokens, targets):
         with tracker.phase("optimizer step"):
             optimizer.step()
     model.zero_grad()
-    return {"peak": tracker.peak.bytes, "phase": tracker.peak.phase, "components": dict(tracker.peak.components)}
+    fullest = tracker.peak
+    return {"peak": fullest.bytes, "phase": fullest.phase, "components": dict(fullest.components)}
 
 
 def run(w, sizes):

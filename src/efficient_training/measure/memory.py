@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class MemoryTracker(TorchDispatchMode):
         """Bytes alive now, in all places."""
         return self._live_bytes
 
-    @property
+    @cached_property
     def timeline(self) -> list[Sample]:
         """A sample after each operator, and at the start and end of each phase. Read it after the tracker has ended."""
         live: Counter[str] = Counter()

@@ -5,19 +5,25 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 
 def plain_tensors(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among `values`, nested as they may be; of one made of others, those that hold its bytes.
+    """The tensors in `values`, nested lists, tuples and dicts; of one made of others, those that hold its bytes.
 
     Made of others are DTensors, tensors that a collective in flight will fill, and torchao's quantized ones.
     """
-    for leaf in tree_leaves(values):
-        if is_traceable_wrapper_subclass(leaf):
-            yield from plain_tensors([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
-        elif isinstance(leaf, torch.Tensor):
-            yield leaf
+    if isinstance(values, torch.Tensor):
+        if is_traceable_wrapper_subclass(values):
+            for name in values.__tensor_flatten__()[0]:
+                yield from plain_tensors(getattr(values, name))
+        else:
+            yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from plain_tensors(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from plain_tensors(value)
 
 
 def torn_apart(types: Sequence[type]) -> bool:

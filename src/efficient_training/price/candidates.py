@@ -1,22 +1,16 @@
 """The instants of a step at which a phase can have its peak: those that no other always exceeds."""
 
-import random
 from functools import lru_cache
 from itertools import pairwise
+from operator import lt
 from typing import NamedTuple
 
 from ..ledger import COMPONENTS, PHASES, Place
-from .adapters import adapted_sizes
-from .algebra import ONE, ZERO, Evaluator, Monomial, Size
+from .algebra import ONE, ZERO, Monomial, Size
 from .plan import Segment, plan
-from .sizes import named_sizes, sharded_sizes
-from .state import state_sizes
 from .step import run_step
 from .tape import Instant
 from .words import Words
-
-SAMPLES = 24
-"""Random models at which the highest instant is sought, to try whether it exceeds others always."""
 
 
 class Candidates(NamedTuple):
@@ -57,27 +51,23 @@ def _by_changes(instants: list[Instant]) -> Candidates:
 def _highest(instants: list[Instant], words: Words) -> list[Instant]:
     """Without those that an earlier one never falls below, or a later one always exceeds."""
     expanded = [_expanded(instant.bytes, words) for instant in instants]
-    tops = sorted({_top(instants, seed, words) for seed in range(SAMPLES)})
-    left = [n for n in range(len(instants)) if n in tops or not _exceeded(n, tops, expanded)]
-    return [instants[n] for n in left if not _exceeded(n, left, expanded)]
+    factors = _rows(expanded)
+    # The names may all be 0: one that another exceeds has the smaller constant, or the same and comes later.
+    left = sorted(range(len(instants)), key=lambda number: -expanded[number].get((), 0))
+    kept = []
+    while left:
+        first, *left = left
+        kept.append(first)
+        left = [number for number in left if any(map(lt, factors[first], factors[number]))]
+    return [instants[number] for number in sorted(kept)]
 
 
-def _top(instants: list[Instant], seed: int, words: Words) -> int:
-    value = Evaluator(state_sizes(words, _random_sizes(random.Random(seed))))
-    return max(range(len(instants)), key=lambda number: value(instants[number].bytes))
-
-
-def _exceeded(number: int, others: list[int], expanded: list[dict[Monomial, int]]) -> bool:
-    return any(other != number and _exceeds(expanded[other], expanded[number], other < number) for other in others)
-
-
-def _exceeds(high: dict[Monomial, int], low: dict[Monomial, int], equal_is_enough: bool) -> bool:
-    """Whether `high - low` has no negative term, and where equality is not enough, a constant above 0."""
-    if high.get((), 0) - low.get((), 0) < (0 if equal_is_enough else 1):
-        return False
-    return all(factor >= low.get(monomial, 0) for monomial, factor in high.items()) and all(
-        factor <= 0 for monomial, factor in low.items() if monomial not in high
-    )
+def _rows(sizes: list[dict[Monomial, int]]) -> list[tuple[int, ...]]:
+    """The factors of each size, without those that all share; first those in which most differ, which tell soonest."""
+    monomials = {monomial: None for size in sizes for monomial in size}
+    columns = [[size.get(monomial, 0) for size in sizes] for monomial in monomials]
+    differing = sorted((column for column in columns if len(set(column)) > 1), key=lambda column: -len(set(column)))
+    return list(zip(*differing, strict=True)) or [()] * len(sizes)
 
 
 def _expanded(size: Size, words: Words) -> dict[Monomial, int]:
@@ -125,28 +115,3 @@ def _rest(name: str, halved: bool) -> Size:
         if name == larger:
             return _rest(smaller, halved) + Size.named(f"{larger} over {smaller}")
     return ONE + Size.named(f"{name} over 1")
-
-
-def _random_sizes(draw: random.Random) -> dict[str, int]:
-    heads = draw.choice([2, 8, 32])
-    layers = draw.randint(1, 60)
-    model = dict(
-        named_sizes(
-            batch=draw.choice([1, 4, 32]),
-            sequence=draw.choice([8, 128, 2048, 16384]),
-            hidden=draw.choice([64, 1024, 8192]),
-            layers=layers,
-            heads=heads,
-            kv_heads=draw.choice([1, 2, heads]),
-            head_dim=draw.choice([16, 64, 128]),
-            ffn=draw.choice([64, 2048, 32768]),
-            vocabulary=draw.choice([256, 32000, 151936]),
-            positions=draw.choice([512, 4096]),
-            checkpoint_every=draw.randint(1, layers),
-        )
-    )
-    owned = {"owned": draw.randint(1, 2**32), "owned_parameters": draw.randint(1, 500), "owned_step": 1}
-    part, group = draw.randint(1, 2**33), draw.randint(1, 2**30)
-    cut = {"part": part, "padded": 8 * part, "bucketed": group, "live": group, "group": group, "largest": group}
-    sharded = sharded_sizes(model, draw.choice([2, 8, 64]))
-    return {**sharded, **adapted_sizes(model, draw.choice([1, 16, 256])), **owned, **cut}
