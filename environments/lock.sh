@@ -2,8 +2,8 @@
 # Compile every requirements.in to a requirements.txt that serves Linux, macOS and Python 3.11 to 3.13.
 # torch pins its CUDA libraries itself, and a CPU build of it needs none: they are left out of the locks.
 set -euo pipefail
+uv=$(realpath "${1:?usage: lock.sh PATH-OF-UV}")
 cd "$(dirname "$0")"
-uv=${1:?usage: lock.sh PATH-OF-UV}
 for name in book cpu gpu hopper cluster dev; do
     (
         cd "$name"
