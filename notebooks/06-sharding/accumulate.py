@@ -83,8 +83,10 @@ def accumulate(w, strategy, context, sizes, reference):
     for step in range(STEPS):
         with Communication(floor=16) if step == STEPS - 1 else nullcontext() as communication:
             for number in range(MICRO_BATCHES):
-                states = held(model, sharded.optimizer)
-                with context(model, number == MICRO_BATCHES - 1):
+                last = number == MICRO_BATCHES - 1
+                if last:
+                    states = held(model, sharded.optimizer)
+                with context(model, last):
                     (loss_of(model, tokens[number], targets[number]) / MICRO_BATCHES).backward()
         if step == 0:
             off = furthest(model, reference)

@@ -1,5 +1,6 @@
 """16-bit numbers in sharded runs: what is sent in which dtype, what the reduction loses, and who keeps master weights."""
 
+from contextlib import nullcontext
 from functools import partial
 
 from efficient_training.launch.worker import worker
@@ -28,7 +29,7 @@ def policies(w, sizes):
         sharded = shard(model, "fsdp", make_optimizer, blocks=model.blocks, policy=policy)
         losses = []
         for number in range(STEPS):
-            with Communication(floor=16) as communication:
+            with Communication(floor=16) if number == STEPS - 1 else nullcontext() as communication:
                 loss = loss_of(sharded.model, tokens, targets)
                 sharded.backward(loss)
             states = held(sharded.model, sharded.optimizer)
