@@ -69,7 +69,7 @@ check: .venv/cpu/.installed-dev  ## what CI asks of the sources: formatting, typ
 	$(DEV)/efficient-training check
 
 test: check .venv/cpu/.native book  ## every check that CI runs
-	$(DEV)/python -m pytest -n 2 --dist loadgroup
+	$(DEV)/python -m pytest
 	$(DEV)/python -m pytest --nbval --nbval-current-env notebooks
 
 portability: .venv/cpu/.installed-dev .venv/cpu/.native  ## the notebooks against the reference as another CPU and one thread would run them

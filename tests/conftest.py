@@ -29,13 +29,6 @@ MACHINE = {"system": "Linux x86_64", "cpu": "A CPU", "cores": 2, "memory_bytes":
 COMMAND = [sys.executable, "-c", "from efficient_training.cli import main; main()"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several test processes one runs a whole file, whose fixtures are made once, or all that share the SLURM."""
-    for item in items:
-        folder = item.path.parent
-        item.add_marker(pytest.mark.xdist_group(str(folder if folder.name == "cluster" else item.path)))
-
-
 @dataclass
 class Project:
     """A project's root and what a test does with it."""
