@@ -68,6 +68,15 @@ def test_allocations_and_frees_are_exact() -> None:
     assert [sample.bytes for sample in tracker.timeline][:2] == [N, 2 * N]
 
 
+def test_a_timeline_read_too_early_is_not_kept() -> None:
+    with MemoryTracker() as tracker:
+        early = len(tracker.timeline)
+        x = torch.ones(8, 16)
+    assert tracker.timeline[-1].bytes == N
+    assert len(tracker.timeline) > early
+    del x
+
+
 def test_a_temporary_inside_an_expression_is_seen() -> None:
     x = torch.zeros(8, 16)
     with MemoryTracker(components={"inputs": [x]}) as tracker, tracker.phase("forward"):

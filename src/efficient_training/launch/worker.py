@@ -2,7 +2,6 @@
 
 import contextlib
 import faulthandler
-import gc
 import json
 import os
 import signal
@@ -55,7 +54,6 @@ class Worker:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-        gc.freeze()  # what was imported stays: else every collection looks through it, for a fifth of a second
         own = self.device if self.device.type == "cuda" else None
         if "RANK" in os.environ:
             dist.init_process_group(self.backend, device_id=own)

@@ -171,6 +171,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        self.__dict__.pop("timeline", None)  # what was read of it too early
         self._name_known()
         self._end_forward()
         for handle in self._handles:
